@@ -1,0 +1,133 @@
+# The front door. Every target installs what it lacks; a second run skips what is done.
+
+SHELL := /bin/bash
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+BENCH_FLAGS ?=
+export PYTHON
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+
+# Exact: without a pin pip may choose a build with gigabytes of GPU libraries.
+TORCH := torch==2.13.0
+# Exact: the formatter's output changes between versions.
+RUFF := ruff==0.17.4
+BUILD_DEBS := g++ cmake ninja-build libhwy-dev libgtest-dev libbenchmark-dev
+# clang looks for omp.h in its own package.
+LINT_DEBS := clang-format clang-tidy libomp-dev
+
+VENV_PYTHON := .venv/bin/python
+ENVIRONMENT := .venv/.requirements-installed
+LINTER := .venv/.linter-installed
+PACKAGE := .venv/.attnops-installed
+REPORTS := $(CURDIR)/build/reports
+SUITES := test-cpp test-asan test-tsan test-python
+
+# Directories too, so that a deleted file is a change.
+SOURCES := $(shell find src include python cmake -name __pycache__ -prune -o -print 2>/dev/null) \
+           CMakeLists.txt pyproject.toml
+CXX_FILES = $(shell find include src tests bench python examples -name '*.h' -o -name '*.cc')
+
+# Idle OpenMP threads sleep instead of spinning against the other tests.
+CTEST := OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS)
+# With much address space randomisation, g++ 12's thread sanitizer cannot map its shadow memory.
+NO_ASLR = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: bench
+bench: build ## the operators against PyTorch on this machine (options in BENCH_FLAGS)
+	@.venv/bin/attnops-bench $(BENCH_FLAGS)
+
+.PHONY: test
+test: build ## all tests, the sanitizer runs included, and their counts
+	@rm -rf $(REPORTS)
+	@failed=0; \
+	for suite in $(SUITES); do $(MAKE) $$suite || failed=1; done; \
+	$(VENV_PYTHON) scripts/test_summary.py $(SUITES:%=$(REPORTS)/%.xml) && exit $$failed
+
+.PHONY: build
+build: build-cpp $(PACKAGE) ## the C++ library in build/release, attnops installed in .venv
+
+.PHONY: lint
+lint: lint-debs build/release/build.ninja $(LINTER) ## clang-format, clang-tidy on the core, ruff
+	@clang-format --dry-run -Werror $(CXX_FILES)
+	@clang-tidy --quiet -p build/release src/core/*.cc 2> >(grep -v ' warnings\? generated' >&2)
+	@.venv/bin/ruff check --quiet python tests/python scripts
+	@.venv/bin/ruff format --check --quiet python tests/python scripts
+
+.PHONY: sanitize
+sanitize: test-asan sanitize-tsan ## the C++ tests under the address, undefined and thread sanitizers
+
+.PHONY: clean
+clean: ## remove what was built (distclean: the Python environment too)
+	@rm -rf build .pytest_cache .ruff_cache .hypothesis
+
+.PHONY: distclean
+distclean: clean
+	@rm -rf .venv
+
+.PHONY: test-cpp
+test-cpp: build-cpp | $(REPORTS) ## the C++ tests
+	@$(CTEST) --preset release --output-junit $(REPORTS)/$@.xml
+
+.PHONY: test-asan
+test-asan: debs | $(REPORTS) ## the C++ tests under the address and undefined behaviour sanitizers
+	@scripts/cmake_build.sh asan
+	@$(CTEST) --preset asan -LE exhaustive --output-junit $(REPORTS)/$@.xml
+
+.PHONY: test-tsan
+test-tsan: debs | $(REPORTS) ## several threads calling at once, under the thread sanitizer
+	@scripts/cmake_build.sh tsan concurrency_test
+	@$(NO_ASLR) "$$(find build/tsan -name concurrency_test -type f)" \
+	  --gtest_brief=1 --gtest_output=xml:$(REPORTS)/$@.xml
+
+.PHONY: test-python
+test-python: build | $(REPORTS) ## the Python tests, the documentation's programs and the layering test
+	@$(VENV_PYTHON) -m pytest tests/python --junitxml=$(REPORTS)/$@.xml
+
+.PHONY: sanitize-tsan
+sanitize-tsan: debs
+	@scripts/cmake_build.sh tsan
+	@$(NO_ASLR) env $(CTEST) --preset tsan -LE exhaustive
+
+.PHONY: build-cpp
+build-cpp: debs
+	@scripts/cmake_build.sh release
+
+$(REPORTS):
+	@mkdir -p $@
+
+build/release/build.ninja: | debs
+	@cmake --preset release
+
+.PHONY: debs
+debs:
+	@scripts/setup.sh debs $(BUILD_DEBS)
+
+.PHONY: lint-debs
+lint-debs:
+	@scripts/setup.sh debs $(BUILD_DEBS) $(LINT_DEBS)
+
+$(VENV_PYTHON): | debs
+	@scripts/setup.sh venv
+
+$(ENVIRONMENT): pyproject.toml Makefile scripts/setup.sh | $(VENV_PYTHON)
+	@scripts/setup.sh requirements '$(TORCH)'
+	@touch $@
+
+$(LINTER): Makefile | $(VENV_PYTHON)
+	@scripts/setup.sh pip '$(RUFF)'
+	@touch $@
+
+# The wheel's own CMake tree is kept, so that a change compiles only what it touches.
+$(PACKAGE): $(ENVIRONMENT) $(SOURCES) | debs
+	@echo 'installing attnops in .venv'
+	@scripts/setup.sh pip --no-build-isolation --no-deps --force-reinstall \
+	  --config-settings=build-dir=build/wheel .
+	@touch $@

@@ -1,0 +1,13 @@
+// attnops: fused attention operators for CPUs. The whole public interface.
+#ifndef ATTNOPS_ATTNOPS_H_
+#define ATTNOPS_ATTNOPS_H_
+
+#include "attnops/error.h"        // IWYU pragma: export
+#include "attnops/lrpe_rotate.h"  // IWYU pragma: export
+#include "attnops/machine.h"      // IWYU pragma: export
+#include "attnops/parallel.h"     // IWYU pragma: export
+#include "attnops/target.h"       // IWYU pragma: export
+#include "attnops/types.h"        // IWYU pragma: export
+#include "attnops/view.h"         // IWYU pragma: export
+
+#endif  // ATTNOPS_ATTNOPS_H_

@@ -1,0 +1,34 @@
+// Rotary position encoding with a fused activation.
+#ifndef ATTNOPS_LRPE_ROTATE_H_
+#define ATTNOPS_LRPE_ROTATE_H_
+
+#include <cstdint>
+
+#include "attnops/types.h"
+#include "attnops/view.h"
+
+namespace attnops {
+
+struct LrpeRotateOptions {
+  std::int64_t offset = 0;  // the position of the first token, within ±2^31
+  Activation act = {};      // softmax over the features (-1) or the sequence (1)
+};
+
+// With y = act(x), pairs (j, j+D/2) and the angle a = (offset+t)·theta[h,j]:
+//   out[j]     = y[j]·cos a − y[j+D/2]·sin a
+//   out[j+D/2] = y[j]·sin a + y[j+D/2]·cos a
+// x (B,N,H,D) or (B,N,D), D even; theta (H,E), (1,E) or (H,1), E ≤ D/2, of x's
+// type or float32. E = 1 serves all pairs; for 1 < E < D/2 the pairs j ≥ E are
+// not rotated. out has x's shape and type and may be x itself.
+void LrpeRotate(const ConstTensorView& x, const ConstTensorView& theta, const TensorView& out,
+                const LrpeRotateOptions& options = {});
+
+// dx from the gradient of out: d_out rotated by −a, then the backward of act.
+// dx may be d_out or x itself.
+void LrpeRotateBackward(const ConstTensorView& x, const ConstTensorView& theta,
+                        const ConstTensorView& d_out, const TensorView& dx,
+                        const LrpeRotateOptions& options = {});
+
+}  // namespace attnops
+
+#endif  // ATTNOPS_LRPE_ROTATE_H_

@@ -1,0 +1,18 @@
+// What this machine can do at best, for judging how close an operator comes.
+// Both use the library's parallel-for and take about `seconds`.
+#ifndef ATTNOPS_MACHINE_H_
+#define ATTNOPS_MACHINE_H_
+
+namespace attnops {
+
+// Bytes read plus bytes written in a second by the best of memcpy and loops of
+// non-temporal stores, over memory already touched and larger than the caches.
+double MeasureCopyBandwidth(double seconds);
+
+// float32 operations in a second (a fused multiply-add is two), on the widest
+// target that the CPU has, whatever target is forced.
+double MeasureFmaPeak(double seconds);
+
+}  // namespace attnops
+
+#endif  // ATTNOPS_MACHINE_H_

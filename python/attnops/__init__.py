@@ -1,0 +1,24 @@
+"""attnops: fused attention operators for CPUs, with autograd and torch.compile."""
+
+from attnops import _library  # noqa: F401  (first: the modules below need its operators)
+from attnops import machine
+from attnops.lrpe_rotate import lrpe_rotate
+from attnops.runtime import (
+    compiled_targets,
+    empty_cache,
+    get_target,
+    set_target,
+    supported_targets,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "compiled_targets",
+    "empty_cache",
+    "get_target",
+    "lrpe_rotate",
+    "machine",
+    "set_target",
+    "supported_targets",
+]

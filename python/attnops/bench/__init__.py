@@ -1,0 +1,1 @@
+"""attnops-bench: what each operator costs on this machine, next to PyTorch and to its limit."""

@@ -1,0 +1,292 @@
+"""The measurements themselves, inside a worker process."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnops
+from attnops.bench.tables import Case, Column, Inputs, Operator
+
+Emit = Callable[[dict[str, Any]], None]
+Cell = dict[str, Any]
+
+MIN_SAMPLE_SECONDS = 0.02
+MIN_ROUNDS = 3
+# In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
+# so early rounds still touch new memory. A call of a settled round has fewer faults than this.
+SETTLED_FAULTS = 256
+MAX_WARMUP_ROUNDS = 12
+# Freed chunks that do not fit the next request; the estimates count live tensors only.
+FRAGMENTATION = 1.25
+GIB = 2**30
+
+
+def _status(field: str, path: str = "/proc/self/status") -> int:
+    """A field of a /proc file, in bytes."""
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{path} has no {field}")
+
+
+def memory_available() -> int:
+    return _status("MemAvailable", "/proc/meminfo")
+
+
+def over_memory(needed: float, available: float) -> Cell | None:
+    if needed <= available:
+        return None
+    return {"budget": f"~{needed / GIB:.0f} GB > {available / GIB:.0f} GB"}
+
+
+def over_time(needed: float, budget: float) -> Cell | None:
+    if needed <= budget:
+        return None
+    return {"budget": f"~{needed:.0f} s > {budget:.0f} s"}
+
+
+def failure(error: Exception) -> Cell:
+    lines = str(error).strip().splitlines()
+    return {"error": f"{type(error).__name__}: {lines[0] if lines else ''}"}
+
+
+def reset_compiler(columns: list[Column]) -> None:
+    """Forgets compiled code, so that no size counts towards a recompile limit of another."""
+    if any(column.compiled for column in columns):
+        import torch._dynamo  # takes a second, which the other columns need not wait for
+
+        torch._dynamo.reset()
+
+
+class Timed:
+    """One column of a row: `sample` times its pass, the forward of a backward outside."""
+
+    def __init__(self, column: Column, function: Callable[..., torch.Tensor], inputs: Inputs):
+        self.column = column
+        self._function = function
+        self._inputs = inputs
+        self.repeats = 1
+        self.rounds = 0
+        self.wall = math.inf
+        self.faults_per_call = math.inf
+        self.samples: list[float] = []
+        self.faults: list[float] = []
+
+    def _start(self) -> Callable[[], Any]:
+        function, inputs = self._function, self._inputs
+        if inputs.d_out is None:
+            return lambda: function(*inputs.args)
+        out = function(*inputs.args)
+        return lambda: torch.autograd.grad(
+            out, inputs.differentiable, inputs.d_out, retain_graph=True
+        )
+
+    def result(self) -> Any:
+        with torch.set_grad_enabled(self._inputs.d_out is not None):
+            return self._start()()
+
+    def sample(self) -> float:
+        """Seconds per call; the result is freed within the time, as a user's would be."""
+        began = time.perf_counter()
+        with torch.set_grad_enabled(self._inputs.d_out is not None):
+            call = self._start()
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            start = time.perf_counter()
+            for _ in range(self.repeats):
+                call()
+            seconds = (time.perf_counter() - start) / self.repeats
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+        self.faults_per_call = faults / self.repeats
+        self.wall = time.perf_counter() - began
+        return seconds
+
+    def plan(self, seconds: float, rounds: int, budget: float) -> None:
+        """Repeats that make a sample long enough, and as many rounds as the budget allows."""
+        self.repeats = max(1, math.ceil(MIN_SAMPLE_SECONDS / max(seconds, 1e-7)))
+        sample = self.wall + (self.repeats - 1) * seconds
+        affordable = max(MIN_ROUNDS, int(budget / sample))
+        self.rounds = min(rounds, affordable)
+
+    def cell(self) -> Cell:
+        q1, median, q3 = (float(q) for q in np.percentile(self.samples, (25, 50, 75)) * 1e3)
+        return {
+            "value": median,
+            "q1": q1,
+            "q3": q3,
+            "rounds": self.rounds,
+            "repeats": self.repeats,
+            "faults": float(np.median(self.faults)),
+        }
+
+
+def limits() -> dict[str, float]:
+    return {
+        "bandwidth": attnops.machine.copy_bandwidth(0.2),
+        "fma": attnops.machine.fma_peak(0.1),
+    }
+
+
+def _warm_up(columns: list[Timed], kept: bool, budget: float) -> dict[str, float]:
+    """At least two rounds, and in kept mode until memory is reused; seconds by column."""
+    seconds: dict[str, float] = {}
+    began = time.perf_counter()
+    for turn in range(MAX_WARMUP_ROUNDS):
+        for timed in columns:
+            seconds[timed.column.name] = timed.sample()
+        settled = not kept or all(t.faults_per_call < SETTLED_FAULTS for t in columns)
+        late = time.perf_counter() - began > budget * len(columns) / 3
+        if turn > 0 and (settled or late):
+            break
+    return seconds
+
+
+def _admit(
+    operator: Operator,
+    case: Case,
+    columns: list[Column],
+    inputs: Inputs,
+    job: dict[str, Any],
+    expected: dict[str, float],
+    emit: Callable[[Column, Cell], None],
+) -> list[Timed]:
+    """The columns that fit the budgets and give the right result; the others are emitted."""
+    check = operator.checker(case, inputs)
+    admitted = []
+    for column in columns:
+        needed = operator.peak_bytes(case, column) * FRAGMENTATION
+        seconds = expected.get(column.name, 0.0) * (MIN_ROUNDS + 2)
+        over = over_memory(needed, job["memory"]) or over_time(seconds, job["cell_seconds"])
+        if over:
+            emit(column, over)
+            continue
+        try:
+            timed = Timed(column, operator.function(case, column, inputs), inputs)
+            problem = check(column, timed.result())
+        except Exception as error:  # a peer may fail in any way; the row goes on without it
+            emit(column, failure(error))
+            continue
+        if problem:
+            emit(column, {"error": problem})
+        else:
+            admitted.append(timed)
+    return admitted
+
+
+def _speed_row(
+    operator: Operator,
+    case: Case,
+    columns: list[Column],
+    job: dict[str, Any],
+    expected: dict[str, float],
+    emit: Emit,
+) -> dict[str, float]:
+    """Measures a row; returns seconds per call by column, to predict the next size."""
+
+    def emit_cell(column: Column, cell: Cell) -> None:
+        emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})
+
+    kept = job["mode"] == "kept"
+    before = limits() if kept else None
+    inputs = operator.inputs(case)
+    admitted = _admit(operator, case, columns, inputs, job, expected, emit_cell)
+    budget = job["cell_seconds"]
+    seconds = _warm_up(admitted, kept, budget)
+    for timed in admitted:
+        timed.plan(seconds[timed.column.name], job["rounds"], budget / 2)
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(job["rounds"]):
+            for timed in admitted:
+                if turn < timed.rounds:
+                    timed.samples.append(timed.sample())
+                    timed.faults.append(timed.faults_per_call)
+    finally:
+        gc.enable()
+    for timed in admitted:
+        emit_cell(timed.column, timed.cell())
+    if before is not None:
+        after = limits()
+        best = {name: max(before[name], after[name]) for name in before}
+        emit({"event": "limits", "n": case.n, "limits": best})
+    return {t.column.name: float(np.median(t.samples)) for t in admitted}
+
+
+def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
+    """Rows of a speed table, sizes ascending; the columns of a row take turns."""
+    # The compiled backward is called again and again on one graph, which donation forbids.
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False
+    job = {**job, "memory": memory_available()}
+    by_name = {c.name: c for c in operator.columns}
+    expected: dict[str, float] = {}
+    for row, following in zip(job["rows"], [*job["rows"][1:], None], strict=True):
+        columns = [by_name[name] for name in row["columns"]]
+        reset_compiler(columns)
+        seconds = _speed_row(operator, case_at(row["n"]), columns, job, expected, emit)
+        emit({"event": "row", "n": row["n"]})
+        gc.collect()
+        if following:
+            growth = following["n"] / row["n"]
+            expected = {name: growth * t for name, t in {**expected, **seconds}.items()}
+
+
+def _pass_once(function: Callable[..., torch.Tensor], inputs: Inputs) -> Any:
+    if inputs.d_out is None:
+        with torch.no_grad():
+            return function(*inputs.args)
+    out = function(*inputs.args)
+    return out, torch.autograd.grad(out, inputs.differentiable, inputs.d_out)
+
+
+def _release() -> None:
+    gc.collect()
+    attnops.empty_cache()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def _peak(operator: Operator, case: Case, column: Column) -> Cell:
+    """Peak memory of the pass with its inputs, after a first run that compiles and checks."""
+    inputs = operator.inputs(case)
+    function = operator.function(case, column, inputs)
+    result = _pass_once(function, inputs)
+    checked = result if inputs.d_out is None else result[1]
+    problem = operator.checker(case, inputs)(column, checked)
+    if problem:
+        return {"error": problem}
+    del inputs, result, checked
+    _release()
+    noted = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    inputs = operator.inputs(case)
+    _pass_once(function, inputs)
+    return {"value": (_status("VmHWM") - noted) / 2**20}
+
+
+def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
+    """Rows of one column of a memory table, sizes ascending."""
+    by_name = {c.name: c for c in operator.columns}
+    for row in job["rows"]:
+        case = case_at(row["n"])
+        column = by_name[row["columns"][0]]
+        reset_compiler([column])
+        _release()
+        cell = over_memory(operator.peak_bytes(case, column), memory_available())
+        if cell is None:
+            try:
+                cell = _peak(operator, case, column)
+            except Exception as error:  # shown in the cell; the other sizes go on
+                cell = failure(error)
+        emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})
+        emit({"event": "row", "n": row["n"]})

@@ -1,0 +1,120 @@
+"""The tables of lrpe_rotate: x (B,N,H,D) = (12,n,12,128), theta (12,64)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING
+
+from attnops.bench.tables import BYTES, Case, Checker, Column, Cost, Direction, Inputs, Kind, Table
+
+if TYPE_CHECKING:
+    import torch
+
+HEADS, DIM = 12, 128
+SIZES = tuple(2**i for i in range(8, 16))
+QUICK_SIZES = (512, 2048)
+# (activation, axis) in the order of the published tables; the axis is None but for softmax.
+ACTIVATIONS: tuple[tuple[str, int | None], ...] = (
+    ("none", None),
+    ("silu", None),
+    ("softmax", -1),
+    ("softmax", 1),
+)
+PASSES: tuple[tuple[Direction, Kind], ...] = (
+    ("fwd", "speed"),
+    ("fwd", "memory"),
+    ("bwd", "speed"),
+    ("bwd", "memory"),
+)
+
+
+def title(kind: Kind, direction: Direction, batch: int, act: str, dim: int | None, dt: str) -> str:
+    axis = "" if dim is None else f"-dim_{dim}"
+    sizes = f"batch{batch}-head{HEADS}-dim{DIM}"
+    return f"lrpe_rotate-{kind}-{direction}-{sizes}-act_{act}{axis}-{dt}"
+
+
+def shape(case: Case) -> tuple[int, int, int, int]:
+    return (case.options["batch"], case.n, HEADS, DIM)
+
+
+class LrpeRotate:
+    """See `attnops.bench.tables.Operator`."""
+
+    name = "lrpe_rotate"
+    # to, toc: PyTorch eager and compiled in the tensors' type; _up: computed in float32, rounded
+    # at the end; toc_free: compiled, its float32 cos and sin built outside the timing.
+    columns = (
+        Column("attnops", "attnops"),
+        Column("to", "peer"),
+        Column("toc", "peer", compiled=True),
+        Column("to_up", "peer"),
+        Column("toc_up", "peer", compiled=True),
+        Column("toc_free", "extra", kinds=("speed",), compiled=True),
+    )
+
+    def tables(self, batch: int, dtype: str) -> list[Table]:
+        tables = []
+        for act, dim in ACTIVATIONS:
+            for direction, kind in PASSES:
+                name = title(kind, direction, batch, act, dim, dtype)
+                options = {"batch": batch, "act": act, "dim": dim}
+                tables.append(
+                    Table(
+                        id=name,
+                        title=name,
+                        operator=self.name,
+                        kind=kind,
+                        direction=direction,
+                        dtype=dtype,
+                        options=options,
+                        sizes=SIZES,
+                        quick_sizes=QUICK_SIZES,
+                    )
+                )
+        return tables
+
+    def cost(self, case: Case) -> Cost:
+        elements = prod(shape(case))
+        size = elements * BYTES[case.dtype]
+        reads_x = case.direction == "fwd" or case.options["act"] != "none"
+        tensors = 2 if case.direction == "fwd" else 2 + reads_x
+        # A pair takes four products and two sums, the activation not counted.
+        held = 2 if case.direction == "fwd" else 4
+        return Cost(moved=tensors * size, flops=3 * elements, held=held * size)
+
+    def peak_bytes(self, case: Case, column: Column) -> int:
+        """In units of x: the pass's own tensors, then intermediates, float32 ones counting double.
+
+        The factors are what the memory tables show, rounded up.
+        """
+        elements = prod(shape(case))
+        widen = 4 // BYTES[case.dtype]
+        tensors = 2 if case.direction == "fwd" else 4
+        if column.role == "attnops":
+            extra = 0.1
+        elif column.compiled:
+            extra = 2.0 + widen if case.options["act"] != "none" else 1.0
+        else:
+            up = widen if column.name.endswith("_up") else 1
+            extra = 4.0 * up
+        return int((tensors + extra) * elements * BYTES[case.dtype])
+
+    def inputs(self, case: Case) -> Inputs:
+        from attnops.bench.operators import _lrpe_rotate_torch as impl
+
+        return impl.inputs(case)
+
+    def function(self, case: Case, column: Column, inputs: Inputs) -> Callable[..., torch.Tensor]:
+        from attnops.bench.operators import _lrpe_rotate_torch as impl
+
+        return impl.function(case, column, inputs)
+
+    def checker(self, case: Case, inputs: Inputs) -> Checker:
+        from attnops.bench.operators import _lrpe_rotate_torch as impl
+
+        return impl.checker(case, inputs)
+
+
+OPERATOR = LrpeRotate()

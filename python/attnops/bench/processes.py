@@ -1,0 +1,129 @@
+"""Starts workers with the environment of their mode and reads their events."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attnops
+
+# Freed memory stays with the process. Older glibc ignores a threshold above 32 MB, hence
+# MALLOC_MMAP_MAX_; the page faults recorded with every cell show that it works.
+KEPT = {
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 30),
+}
+STOPPED = "stopped"
+
+
+def environment(mode: str) -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    if mode == "kept":
+        env |= KEPT
+    # Idle compile processes of Inductor would hold memory and take time from what is measured.
+    env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    root = str(Path(attnops.__file__).parent.parent)
+    env["PYTHONPATH"] = os.pathsep.join(p for p in (root, env.get("PYTHONPATH")) if p)
+    return env
+
+
+class Worker:
+    """A worker process, fed one job after another."""
+
+    def __init__(self, mode: str):
+        self._errors = tempfile.TemporaryFile("w+")
+        # A session of its own: Ctrl-C reaches the driver only, which then kills its workers.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "attnops.bench.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment(mode),
+            start_new_session=True,
+        )
+
+    def run(self, job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> str | None:
+        """Blocks until the job is done; returns why the process died instead, or None."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died before; its exit code and stderr say why
+        for line in self._process.stdout:
+            event = json.loads(line)
+            if event["event"] == "end":
+                return None
+            on_event(event)
+        return self._reason(self._process.wait())
+
+    def _reason(self, returncode: int) -> str:
+        if returncode < 0:
+            name = signal.Signals(-returncode).name
+            return f"worker ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        self._errors.seek(0)
+        lines = self._errors.read().strip().splitlines()
+        return f"worker failed: {lines[-1] if lines else f'exit code {returncode}'}"
+
+    def kill(self) -> None:
+        """Ends the worker and the compilers it may have started, which share its session."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        with self._process:
+            pass  # closes stdin, at whose end the worker exits, and waits
+        self._errors.close()
+
+
+class Workers:
+    """Runs jobs, several at once from several threads; `stop` ends them all."""
+
+    def __init__(self) -> None:
+        self._live: set[Worker] = set()
+        self._idle: dict[str, Worker] = {}
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def run(
+        self, job: dict[str, Any], on_event: Callable[[dict[str, Any]], None], keep: bool
+    ) -> str | None:
+        """Why the job failed, or None. With `keep` the process serves the next job of its mode."""
+        mode = job["mode"]
+        with self._lock:
+            if self._stopped:
+                return STOPPED
+            worker = self._idle.pop(mode, None) or Worker(mode)
+            self._live.add(worker)
+        problem = worker.run(job, on_event)
+        with self._lock:
+            if self._stopped:
+                return STOPPED
+            if keep and problem is None and mode not in self._idle:
+                self._idle[mode] = worker
+                return None
+            self._live.discard(worker)
+        worker.close()
+        return problem
+
+    def stop(self) -> None:
+        """Kills the workers; jobs that are under way return STOPPED."""
+        with self._lock:
+            self._stopped = True
+            for worker in self._live:
+                worker.kill()
+
+    def close(self) -> None:
+        for worker in self._live:
+            worker.close()

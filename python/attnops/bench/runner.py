@@ -1,0 +1,166 @@
+"""Turns tables into jobs, runs them and fills the results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from attnops.bench.processes import STOPPED, Workers
+from attnops.bench.results import Results
+from attnops.bench.tables import Case, Column, Table, operators
+
+# Tables whose estimates stay below this share a process per mode, which saves importing torch and
+# its compiler anew, and their memory jobs run side by side, since those are not timed. Above it a
+# process ends with its table, so that the memory it keeps does not crowd the next.
+SMALL_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Settings:
+    threads: int
+    rounds: int
+    cell_seconds: float
+    plain: bool
+    # Names of the peers wanted; None for all, empty for attnops alone.
+    peers: tuple[str, ...] | None
+
+
+def columns_of(table: Table, peers: tuple[str, ...] | None) -> list[Column]:
+    columns = operators()[table.operator].columns
+    return [
+        c
+        for c in columns
+        if table.kind in c.kinds and (c.role == "attnops" or peers is None or c.name in peers)
+    ]
+
+
+def weight(table: Table, n: int, column: Column) -> float:
+    """Roughly the seconds a cell takes; only the shares matter, for the time left."""
+    moved = operators()[table.operator].cost(Case.of(table, n, 1)).moved
+    return (3.0 if column.compiled else 0.5) + moved / 1e9
+
+
+class Runner:
+    """Runs tables one by one; `advance` is called with the weight of what is done."""
+
+    def __init__(self, settings: Settings, results: Results, advance: Callable[[float], None]):
+        self._settings = settings
+        self._results = results
+        self._advance = advance
+        self._workers = Workers()
+
+    def run(self, table: Table, sizes: list[int]) -> None:
+        columns = columns_of(table, self._settings.peers)
+        self._results.begin(table, columns)
+        try:
+            if table.kind == "speed":
+                self._speed(table, sizes, columns)
+            else:
+                self._memory(table, sizes, columns)
+        except KeyboardInterrupt:
+            self._workers.stop()
+            raise
+
+    def close(self) -> None:
+        self._workers.close()
+
+    def _small(self, table: Table, sizes: list[int]) -> bool:
+        operator = operators()[table.operator]
+        largest = Case.of(table, max(sizes), self._settings.threads)
+        columns = columns_of(table, self._settings.peers)
+        return all(operator.peak_bytes(largest, c) < SMALL_BYTES for c in columns)
+
+    def _job(self, table: Table, mode: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "kind": table.kind,
+            "mode": mode,
+            "operator": table.operator,
+            "direction": table.direction,
+            "dtype": table.dtype,
+            "options": table.options,
+            "threads": self._settings.threads,
+            "rounds": self._settings.rounds,
+            "cell_seconds": self._settings.cell_seconds,
+            "rows": rows,
+        }
+
+    def _run_rows(
+        self,
+        table: Table,
+        mode: str,
+        rows: list[dict[str, Any]],
+        on_cell: Callable[[int, str], None] = lambda n, column: None,
+    ) -> None:
+        """Runs rows in one worker; when it dies, its row gets the error and a new one goes on."""
+        keep = self._small(table, [r["n"] for r in rows])
+        while rows:
+            done: set[int] = set()
+            cells: set[tuple[int, str]] = set()
+
+            def on_event(
+                event: dict[str, Any],
+                done: set[int] = done,
+                cells: set[tuple[int, str]] = cells,
+            ) -> None:
+                match event["event"]:
+                    case "cell":
+                        n, column = event["n"], event["column"]
+                        self._results.add(table, n, column, mode, event["cell"])
+                        cells.add((n, column))
+                        on_cell(n, column)
+                    case "limits":
+                        self._results.add_limits(table, event["n"], event["limits"])
+                    case "environment":
+                        self._results.add_environment(event)
+                    case "row":
+                        done.add(event["n"])
+
+            job = self._job(table, mode, rows)
+            problem = self._workers.run(job, on_event, keep=keep and table.kind == "speed")
+            rows = [r for r in rows if r["n"] not in done]
+            if problem is None or problem == STOPPED:
+                return
+            if rows:
+                lost = rows.pop(0)
+                for column in lost["columns"]:
+                    if (lost["n"], column) not in cells:
+                        cell = {"error": problem}
+                        self._results.add(table, lost["n"], column, mode, cell)
+                        on_cell(lost["n"], column)
+
+    def _speed(self, table: Table, sizes: list[int], columns: list[Column]) -> None:
+        by_name = {c.name: c for c in columns}
+
+        def on_cell(n: int, column: str) -> None:
+            self._advance(weight(table, n, by_name[column]))
+
+        rows = [{"n": n, "columns": list(by_name)} for n in sizes]
+        self._run_rows(table, "kept", rows, on_cell)
+        self._results.save()
+        if not self._settings.plain:
+            return
+        rows = []
+        for n in sizes:
+            best = self._results.best_peer(table, n)
+            rows.append({"n": n, "columns": ["attnops", best] if best else ["attnops"]})
+        self._run_rows(table, "plain", rows)
+        self._results.save()
+
+    def _memory(self, table: Table, sizes: list[int], columns: list[Column]) -> None:
+        at_once = min(4, os.cpu_count() or 1) if self._small(table, sizes) else 1
+
+        def measure(column: Column) -> None:
+            rows = [{"n": n, "columns": [column.name]} for n in sizes]
+            self._run_rows(table, "memory", rows)
+
+        with ThreadPoolExecutor(at_once) as pool:
+            try:
+                for column, _ in zip(columns, pool.map(measure, columns), strict=True):
+                    self._advance(sum(weight(table, n, column) for n in sizes))
+            except KeyboardInterrupt:
+                self._workers.stop()  # or the pool would wait for them
+                raise
+        self._results.save()

@@ -1,0 +1,99 @@
+"""lrpe_rotate: rotary position encoding with a fused activation."""
+
+import torch
+from torch import Tensor
+
+from attnops import _checks
+
+_OP = "lrpe_rotate"
+
+
+def lrpe_rotate(
+    x: Tensor, theta: Tensor, offset: int = 0, act: str = "none", dim: int | None = None
+) -> Tensor:
+    """Rotate the pairs (j, j+D/2) of act(x) by the angle (offset+t)·theta[h,j].
+
+    x is (B,N,H,D) or (B,N,D) with D even; theta is (H,E), (1,E) or (H,1) with E ≤ D/2, of x's
+    type or float32. One angle serves all pairs; for 1 < E < D/2 the pairs j ≥ E pass unrotated.
+    act is none, relu, sigmoid, silu or softmax; softmax needs dim: the features or the sequence.
+    """
+    if theta.requires_grad:
+        raise ValueError(f"{_OP}: theta must not require grad; it has no gradient yet")
+    return torch.ops.attnops.lrpe_rotate(x, theta, offset, act, dim)
+
+
+def _check(x: Tensor, theta: Tensor, offset: int, act: str, dim: int | None) -> None:
+    """The checks of the kernel, in its order and with its texts, for tensors without data."""
+    _checks.activation(_OP, "act", act, "dim", dim)
+    _checks.tensor(_OP, "x", x)
+    _checks.tensor(_OP, "theta", theta)
+    shape = _checks.shape
+    if x.ndim not in (3, 4):
+        _checks.fail(_OP, f"x must have 4 axes (B,N,H,D) or 3 (B,N,D); its shape is {shape(x)}")
+    features = x.shape[-1]
+    pairs = features // 2
+    heads = x.shape[2] if x.ndim == 4 else 1
+    if features % 2 != 0:
+        _checks.fail(_OP, f"x must have an even number of features; it has {features}")
+    if theta.ndim != 2:
+        _checks.fail(_OP, f"theta must have 2 axes (heads, angles); its shape is {shape(theta)}")
+    _checks.angle_type(_OP, x, theta)
+    rows, angles = theta.shape
+    if x.ndim == 3 and rows != 1:
+        _checks.fail(_OP, f"theta has {rows} heads; x has 3 axes (expected 1)")
+    if rows not in (heads, 1):
+        _checks.fail(_OP, f"theta has {rows} heads; x has {heads} (expected {heads} or 1)")
+    if features > 0 and not 1 <= angles <= pairs:
+        _checks.fail(
+            _OP, f"theta has {angles} angles a head; x has {pairs} pairs (expected 1 to {pairs})"
+        )
+    _checks.offset(_OP, offset)
+    _checks.softmax_axis(_OP, act, "dim", dim, x.ndim, 1)
+
+
+@torch.library.register_fake("attnops::lrpe_rotate")
+def _(x: Tensor, theta: Tensor, offset: int, act: str, dim: int | None) -> Tensor:
+    _check(x, theta, offset, act, dim)
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("attnops::lrpe_rotate_backward")
+def _(x: Tensor, theta: Tensor, d_out: Tensor, offset: int, act: str, dim: int | None) -> Tensor:
+    _check(x, theta, offset, act, dim)
+    _checks.same_shape_and_type(_OP, "d_out", d_out, "x", x)
+    return x.new_empty(x.shape)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, theta, ctx.offset, ctx.act, ctx.dim = inputs
+    # Without an activation the backward does not need x: it is not kept alive.
+    ctx.save_for_backward(None if ctx.act == "none" else x, theta)
+
+
+def _backward(ctx, d_out: Tensor):
+    x, theta = ctx.saved_tensors
+    dx = torch.ops.attnops.lrpe_rotate_backward(
+        d_out if x is None else x, theta, d_out, ctx.offset, ctx.act, ctx.dim
+    )
+    return dx, None, None, None, None
+
+
+torch.library.register_autograd("attnops::lrpe_rotate", _backward, setup_context=_setup_context)
+
+
+def _setup_backward_context(ctx, inputs, output) -> None:
+    _, theta, _, ctx.offset, ctx.act, _ = inputs
+    ctx.save_for_backward(theta)
+
+
+def _double_backward(ctx, d_dx: Tensor):
+    if ctx.act != "none":
+        raise NotImplementedError(f"{_OP}: no second derivative for act {ctx.act}")
+    (theta,) = ctx.saved_tensors
+    d_d_out = torch.ops.attnops.lrpe_rotate(d_dx, theta, ctx.offset, "none", None)
+    return None, None, d_d_out, None, None, None
+
+
+torch.library.register_autograd(
+    "attnops::lrpe_rotate_backward", _double_backward, setup_context=_setup_backward_context
+)

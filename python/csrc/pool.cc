@@ -1,0 +1,126 @@
+#include "pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace attnops::torch_binding {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+struct Block {
+  void* data;
+  std::size_t bytes;
+};
+
+Block Map(std::size_t bytes) {
+  // One huge page more, to cut an aligned piece out of.
+  const std::size_t mapped = bytes + kHugePage;
+  void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED) throw std::bad_alloc();
+  const auto address = reinterpret_cast<std::uintptr_t>(start);
+  const std::uintptr_t aligned = (address + kHugePage - 1) / kHugePage * kHugePage;
+  const std::size_t before = aligned - address;
+  if (before != 0) munmap(start, before);
+  void* data = reinterpret_cast<void*>(aligned);
+  if (before != kHugePage) munmap(static_cast<char*>(data) + bytes, kHugePage - before);
+  madvise(data, bytes, MADV_HUGEPAGE);
+  return {data, bytes};
+}
+
+void Unmap(const std::vector<Block>& blocks) {
+  for (const Block& block : blocks) munmap(block.data, block.bytes);
+}
+
+class Pool {
+ public:
+  void* Allocate(std::size_t bytes) {
+    bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    std::vector<Block> evicted;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      // The smallest that is large enough and wastes no more than a quarter.
+      auto best = kept_.end();
+      for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+        if (it->bytes >= bytes && it->bytes <= bytes + bytes / 4 &&
+            (best == kept_.end() || it->bytes < best->bytes)) {
+          best = it;
+        }
+      }
+      if (best != kept_.end()) {
+        const Block block = *best;
+        kept_.erase(best);
+        kept_bytes_ -= block.bytes;
+        Use(block);
+        return block.data;
+      }
+      // Room for the new one is made before it is mapped, oldest first.
+      const std::size_t limit = std::max(most_used_, used_bytes_ + bytes);
+      while (!kept_.empty() && used_bytes_ + bytes + kept_bytes_ > limit) {
+        evicted.push_back(kept_.front());
+        kept_bytes_ -= kept_.front().bytes;
+        kept_.erase(kept_.begin());
+      }
+    }
+    Unmap(evicted);
+    const Block block = Map(bytes);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Use(block);
+    return block.data;
+  }
+
+  void Free(void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = used_.find(data);
+    used_bytes_ -= it->second;
+    kept_bytes_ += it->second;
+    kept_.push_back({data, it->second});
+    used_.erase(it);
+  }
+
+  void Empty() {
+    std::vector<Block> blocks;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      blocks.swap(kept_);
+      kept_bytes_ = 0;
+      most_used_ = used_bytes_;
+    }
+    Unmap(blocks);
+  }
+
+ private:
+  void Use(const Block& block) {
+    used_.emplace(block.data, block.bytes);
+    used_bytes_ += block.bytes;
+    most_used_ = std::max(most_used_, used_bytes_);
+  }
+
+  std::mutex mutex_;
+  std::vector<Block> kept_;  // oldest first
+  std::unordered_map<void*, std::size_t> used_;
+  std::size_t kept_bytes_ = 0;
+  std::size_t used_bytes_ = 0;
+  std::size_t most_used_ = 0;  // the most that was in use at once
+};
+
+// Never destroyed: tensors may outlive static objects.
+Pool& GetPool() {
+  static Pool* pool = new Pool;
+  return *pool;
+}
+
+}  // namespace
+
+void* PoolAllocate(std::size_t bytes) { return GetPool().Allocate(bytes); }
+void PoolFree(void* data) { GetPool().Free(data); }
+void PoolEmpty() { GetPool().Empty(); }
+
+}  // namespace attnops::torch_binding

@@ -1,0 +1,92 @@
+#include "src/core/checks.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+namespace attnops {
+
+std::string ToString(const Dims& dims) {
+  std::ostringstream text;
+  text << '(';
+  for (int i = 0; i < dims.rank(); ++i) text << (i == 0 ? "" : ", ") << dims[i];
+  text << ')';
+  return text.str();
+}
+
+void CheckView(const char* op, const char* name, const ConstTensorView& view) {
+  for (int i = 0; i < view.rank(); ++i) {
+    if (view.shape(i) < 0) {
+      Fail(op, name, " has a negative size; its shape is ", ToString(view.shape()));
+    }
+  }
+  if (view.data() == nullptr && view.size() != 0) {
+    Fail(op, name, " has no data; its shape is ", ToString(view.shape()));
+  }
+  const int last = view.rank() - 1;
+  if (last >= 0 && view.shape(last) > 1 && view.stride(last) != 1) {
+    Fail(op, name, " must have a contiguous last axis (stride 1); its strides are ",
+         ToString(view.strides()));
+  }
+}
+
+void CheckOutput(const char* op, const char* name, const TensorView& view) {
+  CheckView(op, name, view);
+  if (view.size() == 0) return;
+  // Sorted by stride, each axis must step over all that the smaller ones span.
+  struct Axis {
+    std::int64_t stride;
+    std::int64_t size;
+  };
+  std::vector<Axis> axes;
+  for (int i = 0; i < view.rank(); ++i) {
+    if (view.shape(i) > 1) axes.push_back({std::abs(view.stride(i)), view.shape(i)});
+  }
+  std::sort(axes.begin(), axes.end(),
+            [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  std::int64_t span = 1;
+  for (const Axis& axis : axes) {
+    if (axis.stride < span) {
+      Fail(op, name, " must not overlap itself; its shape is ", ToString(view.shape()),
+           ", its strides are ", ToString(view.strides()));
+    }
+    span += axis.stride * (axis.size - 1);
+  }
+}
+
+void CheckSameShape(const char* op, const char* name, const ConstTensorView& view,
+                    const char* other_name, const ConstTensorView& other) {
+  bool same = view.rank() == other.rank();
+  for (int i = 0; same && i < view.rank(); ++i) same = view.shape(i) == other.shape(i);
+  if (!same) {
+    Fail(op, name, " must have the shape of ", other_name, ", ", ToString(other.shape()),
+         "; it has ", ToString(view.shape()));
+  }
+}
+
+void CheckSameType(const char* op, const char* name, const ConstTensorView& view,
+                   const char* other_name, const ConstTensorView& other) {
+  if (view.dtype() != other.dtype()) {
+    Fail(op, name, " must have the type of ", other_name, ", ", Name(other.dtype()), "; it is ",
+         Name(view.dtype()));
+  }
+}
+
+void CheckOffset(const char* op, std::int64_t offset) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 31;
+  if (offset < -kLimit || offset > kLimit) {
+    Fail(op, "offset must be within ±", kLimit, "; it is ", offset);
+  }
+}
+
+SoftmaxAxis CheckActivation(const char* op, const char* dim_name, const Activation& act, int rank,
+                            int sequence_axis) {
+  if (act.kind != Activation::Kind::kSoftmax) return SoftmaxAxis::kNone;
+  const int dim = act.dim < 0 ? act.dim + rank : act.dim;
+  if (dim == rank - 1) return SoftmaxAxis::kFeatures;
+  if (dim == sequence_axis) return SoftmaxAxis::kSequence;
+  Fail(op, dim_name, " of the softmax must be ", rank - 1, " (features) or ", sequence_axis,
+       " (sequence) for ", rank, " axes; it is ", act.dim);
+}
+
+}  // namespace attnops

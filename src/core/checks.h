@@ -1,0 +1,52 @@
+// Checks of arguments and the texts of their errors.
+#ifndef ATTNOPS_SRC_CORE_CHECKS_H_
+#define ATTNOPS_SRC_CORE_CHECKS_H_
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+
+#include "attnops/error.h"
+#include "attnops/types.h"
+#include "attnops/view.h"
+
+namespace attnops {
+
+// Throws Error with "<op>: " and the parts in a row.
+template <typename... Parts>
+[[noreturn]] void Fail(const char* op, const Parts&... parts) {
+  std::ostringstream text;
+  text << op << ": ";
+  (text << ... << parts);
+  throw Error(text.str());
+}
+
+// "(2, 3, 4)"
+std::string ToString(const Dims& dims);
+
+// An input or output of an operator: a data pointer unless it is empty, no
+// negative size, and a contiguous last axis.
+void CheckView(const char* op, const char* name, const ConstTensorView& view);
+
+// What an output must be beyond that: no two of its elements share memory.
+void CheckOutput(const char* op, const char* name, const TensorView& view);
+
+void CheckSameShape(const char* op, const char* name, const ConstTensorView& view,
+                    const char* other_name, const ConstTensorView& other);
+void CheckSameType(const char* op, const char* name, const ConstTensorView& view,
+                   const char* other_name, const ConstTensorView& other);
+
+// Positions are exact for offsets within ±2^31.
+void CheckOffset(const char* op, std::int64_t offset);
+
+// The axis of a softmax.
+enum class SoftmaxAxis { kNone, kFeatures, kSequence };
+
+// Which axis a softmax runs along: an error unless its dim (an argument called
+// `dim_name`) is the last axis or `sequence_axis` of a tensor of `rank` axes.
+SoftmaxAxis CheckActivation(const char* op, const char* dim_name, const Activation& act, int rank,
+                            int sequence_axis);
+
+}  // namespace attnops
+
+#endif  // ATTNOPS_SRC_CORE_CHECKS_H_

@@ -1,0 +1,45 @@
+// Temporary memory of an operator's call.
+#ifndef ATTNOPS_SRC_CORE_SCRATCH_H_
+#define ATTNOPS_SRC_CORE_SCRATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace attnops {
+
+// Aligned memory from a buffer that belongs to the calling thread. The buffer is
+// kept between calls up to kKeptBytes, so a call of usual size allocates nothing.
+// One Scratch at a time lives on a thread; its memory may be used by the workers
+// of a parallel region that the thread starts.
+class Scratch {
+ public:
+  static constexpr std::size_t kAlignment = 128;  // two cache lines: they are fetched in pairs
+  static constexpr std::size_t kKeptBytes = std::size_t{8} << 20;
+
+  // Throws std::bad_alloc.
+  explicit Scratch(std::size_t bytes);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  // The bytes that Take<T>(count) uses.
+  template <typename T>
+  static constexpr std::size_t Size(std::int64_t count) {
+    return (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  // The next `count` elements; all that is taken must fit into `bytes`.
+  template <typename T>
+  T* Take(std::int64_t count) {
+    std::byte* result = next_;
+    next_ += Size<T>(count);
+    return reinterpret_cast<T*>(result);
+  }
+
+ private:
+  std::byte* next_;
+};
+
+}  // namespace attnops
+
+#endif  // ATTNOPS_SRC_CORE_SCRATCH_H_

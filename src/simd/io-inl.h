@@ -1,0 +1,294 @@
+// Loading and storing float32, float16 and bfloat16 as float32 vectors.
+//
+// The unit is a chunk of 2·Lanes elements, held in two vectors. Which element is
+// in which lane is the storage order of the type: natural, or with the even
+// elements in the first vector and the odd ones in the second, since a pair of
+// 16-bit values in a 32-bit lane is split by a shift and a mask without moving
+// anything across lanes. Element-wise work does not care; tables of float32 that
+// meet such vectors are laid out in the same order with StorageOffset.
+
+#if defined(ATTNOPS_SRC_SIMD_IO_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_SIMD_IO_INL_H_
+#undef ATTNOPS_SRC_SIMD_IO_INL_H_
+#else
+#define ATTNOPS_SRC_SIMD_IO_INL_H_
+#endif
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "attnops/types.h"
+#include "src/core/numeric.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using DU = hn::RebindToUnsigned<DF>;
+using DI = hn::RebindToSigned<DF>;
+using VF = hn::Vec<DF>;
+using VU = hn::Vec<DU>;
+using MF = hn::Mask<DF>;
+
+// Two vectors: one chunk.
+struct Chunk {
+  VF v0, v1;
+};
+
+HWY_INLINE std::size_t ChunkSize() { return 2 * hn::Lanes(DF()); }
+constexpr std::size_t kMaxChunk = 2 * hn::MaxLanes(DF());
+
+// Whether Highway converts float16 with the hardware's instructions; elsewhere its
+// stores are wrong and ours are used.
+#undef ATTNOPS_HARDWARE_F16
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SSSE3 || \
+    HWY_TARGET == HWY_SSE4
+#define ATTNOPS_HARDWARE_F16 0
+#else
+#define ATTNOPS_HARDWARE_F16 1
+#endif
+
+template <typename T>
+struct IsInterleaved {
+  static constexpr bool kValue = false;
+};
+template <>
+struct IsInterleaved<BFloat16> {
+  static constexpr bool kValue = true;
+};
+template <>
+struct IsInterleaved<Float16> {
+  static constexpr bool kValue = ATTNOPS_HARDWARE_F16 == 0;
+};
+
+// Where element i of a row goes in a float32 row of the type's storage order.
+template <typename T>
+HWY_INLINE std::size_t StorageOffset(std::size_t i) {
+  if constexpr (IsInterleaved<T>::kValue) {
+    const std::size_t lanes = hn::Lanes(DF());
+    const std::size_t in_chunk = i % (2 * lanes);
+    return i - in_chunk + in_chunk / 2 + (in_chunk % 2) * lanes;
+  } else {
+    return i;
+  }
+}
+
+// Lanes of a chunk whose elements come before the n-th.
+struct ChunkMask {
+  MF m0, m1;
+};
+template <typename T>
+HWY_INLINE ChunkMask FirstElements(std::size_t n) {
+  const DF d;
+  const std::size_t lanes = hn::Lanes(d);
+  if constexpr (IsInterleaved<T>::kValue) {
+    return {hn::FirstN(d, (n + 1) / 2), hn::FirstN(d, n / 2)};
+  } else {
+    return {hn::FirstN(d, std::min(n, lanes)), hn::FirstN(d, n < lanes ? 0 : n - lanes)};
+  }
+}
+
+// The upper 16 bits of the result are v rounded to bfloat16, to nearest even; the
+// lower ones are arbitrary. A NaN stays one: quiet, with its upper payload.
+HWY_INLINE VU RoundToBFloat16(VF v) {
+  const DU du;
+  const VU bits = hn::BitCast(du, v);
+  const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const VU rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd);
+  const VU quiet = hn::Or(bits, hn::Set(du, 0x400000u));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
+}
+
+// A float16 in the lower half of each lane, upper half 0, as float32.
+HWY_INLINE VF PromoteFloat16Bits(VU half) {
+  const DF d;
+  const DU du;
+  const VU sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000u)));
+  const VU magnitude = hn::And(half, hn::Set(du, 0x7fffu));
+  // Rebiased by 112; Inf and NaN (exponent 31) by another 112 to 255.
+  VU bits = hn::Add(hn::ShiftLeft<13>(magnitude), hn::Set(du, 112u << 23));
+  const hn::RebindToSigned<DU> di;
+  const auto special = hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7bff));
+  bits = hn::Add(bits, hn::IfThenElseZero(hn::RebindMask(du, special), hn::Set(du, 112u << 23)));
+  // Subnormals are the integer times 2^-24.
+  const auto small = hn::Lt(hn::BitCast(di, magnitude), hn::Set(di, 0x400));
+  const VF tiny = hn::Mul(hn::ConvertTo(d, hn::BitCast(di, magnitude)), hn::Set(d, 0x1p-24f));
+  const VF value = hn::IfThenElse(hn::RebindMask(d, small), tiny, hn::BitCast(d, bits));
+  return hn::BitCast(d, hn::Or(hn::BitCast(du, value), sign));
+}
+
+// v rounded to float16, to nearest even, in the lower half of each lane.
+HWY_INLINE VU DemoteToFloat16Bits(VF v) {
+  const DF d;
+  const DU du;
+  const hn::RebindToSigned<DU> di;
+  const VU all = hn::BitCast(du, v);
+  const VU sign = hn::And(hn::ShiftRight<16>(all), hn::Set(du, 0x8000u));
+  const VU bits = hn::And(all, hn::Set(du, 0x7fffffffu));
+  // Normal results: rebias by −112 and round off 13 bits; a carry runs into the
+  // exponent, and from 65520 on into Inf.
+  const VU odd = hn::And(hn::ShiftRight<13>(bits), hn::Set(du, 1u));
+  const VU normal = hn::ShiftRight<13>(
+      hn::Add(hn::Sub(hn::Add(bits, odd), hn::Set(du, 112u << 23)), hn::Set(du, 0xfffu)));
+  // Below 2^-14 a unit is 2^-24, the last bit of a float32 next to 0.5.
+  const VU magic = hn::Set(du, 126u << 23);
+  const VU tiny =
+      hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, bits), hn::BitCast(d, magic))), magic);
+  const auto signed_bits = hn::BitCast(di, bits);
+  const auto is_tiny = hn::Lt(signed_bits, hn::Set(di, 113 << 23));
+  const auto is_large = hn::Gt(signed_bits, hn::Set(di, (143 << 23) - 1));
+  const auto is_nan = hn::Gt(signed_bits, hn::Set(di, 255 << 23));
+  VU result = hn::IfThenElse(hn::RebindMask(du, is_tiny), tiny, normal);
+  result = hn::IfThenElse(hn::RebindMask(du, is_large), hn::Set(du, 0x7c00u), result);
+  result = hn::IfThenElse(hn::RebindMask(du, is_nan), hn::Set(du, 0x7e00u), result);
+  return hn::Or(result, sign);
+}
+
+HWY_INLINE Chunk LoadChunk(const float* from) {
+  const DF d;
+  return {hn::LoadU(d, from), hn::LoadU(d, from + hn::Lanes(d))};
+}
+
+#if HWY_TARGET == HWY_SCALAR
+
+// One lane: two elements, each in a vector of its own.
+HWY_INLINE Chunk LoadChunk(const BFloat16* from) {
+  const DF d;
+  return {hn::Set(d, ToFloat(from[0])), hn::Set(d, ToFloat(from[1]))};
+}
+HWY_INLINE Chunk LoadChunk(const Float16* from) {
+  const DF d;
+  return {hn::Set(d, ToFloat(from[0])), hn::Set(d, ToFloat(from[1]))};
+}
+
+#else
+
+// A chunk of 16-bit values, two in each 32-bit lane.
+using DU16 = hn::Repartition<std::uint16_t, DU>;
+template <typename T>
+HWY_INLINE VU LoadPacked(const T* from) {
+  return hn::BitCast(DU(), hn::LoadU(DU16(), reinterpret_cast<const std::uint16_t*>(from)));
+}
+
+HWY_INLINE Chunk LoadChunk(const BFloat16* from) {
+  const DF d;
+  const VU packed = LoadPacked(from);
+  return {hn::BitCast(d, hn::ShiftLeft<16>(packed)),
+          hn::BitCast(d, hn::And(packed, hn::Set(DU(), 0xffff0000u)))};
+}
+
+HWY_INLINE Chunk LoadChunk(const Float16* from) {
+#if ATTNOPS_HARDWARE_F16
+  const DF d;
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  const auto* p = reinterpret_cast<const hwy::float16_t*>(from);
+  return {hn::PromoteTo(d, hn::LoadU(d16, p)), hn::PromoteTo(d, hn::LoadU(d16, p + hn::Lanes(d)))};
+#else
+  const VU packed = LoadPacked(from);
+  return {PromoteFloat16Bits(hn::And(packed, hn::Set(DU(), 0xffffu))),
+          PromoteFloat16Bits(hn::ShiftRight<16>(packed))};
+#endif
+}
+
+#endif  // HWY_TARGET == HWY_SCALAR
+
+// Where a store goes: through the caches, or past them for outputs larger than
+// they are. Streamed addresses must be multiples of the vector size.
+enum class Store { kCached, kStreamed };
+
+template <Store kStore, class D, typename P>
+HWY_INLINE void StoreVector(hn::Vec<D> v, D d, P* to) {
+  if constexpr (kStore == Store::kStreamed) {
+    hn::Stream(v, d, to);
+  } else {
+    hn::StoreU(v, d, to);
+  }
+}
+
+template <Store kStore = Store::kCached>
+HWY_INLINE void StoreChunk(const Chunk& chunk, float* to) {
+  const DF d;
+  StoreVector<kStore>(chunk.v0, d, to);
+  StoreVector<kStore>(chunk.v1, d, to + hn::Lanes(d));
+}
+
+#if HWY_TARGET == HWY_SCALAR
+
+template <Store kStore = Store::kCached>
+HWY_INLINE void StoreChunk(const Chunk& chunk, BFloat16* to) {
+  to[0].bits = static_cast<std::uint16_t>(hn::GetLane(RoundToBFloat16(chunk.v0)) >> 16);
+  to[1].bits = static_cast<std::uint16_t>(hn::GetLane(RoundToBFloat16(chunk.v1)) >> 16);
+}
+template <Store kStore = Store::kCached>
+HWY_INLINE void StoreChunk(const Chunk& chunk, Float16* to) {
+  to[0].bits = static_cast<std::uint16_t>(hn::GetLane(DemoteToFloat16Bits(chunk.v0)));
+  to[1].bits = static_cast<std::uint16_t>(hn::GetLane(DemoteToFloat16Bits(chunk.v1)));
+}
+
+#else
+
+template <Store kStore, typename T>
+HWY_INLINE void StorePacked(VU packed, T* to) {
+  StoreVector<kStore>(hn::BitCast(DU16(), packed), DU16(), reinterpret_cast<std::uint16_t*>(to));
+}
+
+template <Store kStore = Store::kCached>
+HWY_INLINE void StoreChunk(const Chunk& chunk, BFloat16* to) {
+  const VU even = hn::ShiftRight<16>(RoundToBFloat16(chunk.v0));
+  const VU odd = hn::And(RoundToBFloat16(chunk.v1), hn::Set(DU(), 0xffff0000u));
+  StorePacked<kStore>(hn::Or(even, odd), to);
+}
+
+template <Store kStore = Store::kCached>
+HWY_INLINE void StoreChunk(const Chunk& chunk, Float16* to) {
+#if ATTNOPS_HARDWARE_F16
+  const DF d;
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  const hn::Twice<decltype(d16)> d16x2;
+  const auto lower = hn::DemoteTo(d16, chunk.v0);
+  const auto upper = hn::DemoteTo(d16, chunk.v1);
+  const hn::Rebind<std::uint16_t, decltype(d16x2)> du16;
+  const auto both = hn::Combine(du16, hn::BitCast(hn::Half<decltype(du16)>(), upper),
+                                hn::BitCast(hn::Half<decltype(du16)>(), lower));
+  StoreVector<kStore>(both, du16, reinterpret_cast<std::uint16_t*>(to));
+  (void)d;
+#else
+  StorePacked<kStore>(
+      hn::Or(DemoteToFloat16Bits(chunk.v0), hn::ShiftLeft<16>(DemoteToFloat16Bits(chunk.v1))), to);
+#endif
+}
+
+#endif  // HWY_TARGET == HWY_SCALAR
+
+// The same for the first n ≤ ChunkSize() elements: nothing is read or written past
+// them, and the missing ones are 0.
+template <typename T>
+HWY_INLINE Chunk LoadChunkN(const T* from, std::size_t n) {
+  if (HWY_LIKELY(n == ChunkSize())) return LoadChunk(from);
+  alignas(64) T buffer[kMaxChunk];
+  std::memset(buffer, 0, sizeof(buffer));
+  std::memcpy(buffer, from, n * sizeof(T));
+  return LoadChunk(buffer);
+}
+
+template <typename T>
+HWY_INLINE void StoreChunkN(const Chunk& chunk, T* to, std::size_t n) {
+  if (HWY_LIKELY(n == ChunkSize())) return StoreChunk(chunk, to);
+  alignas(64) T buffer[kMaxChunk];
+  StoreChunk(chunk, buffer);
+  std::memcpy(to, buffer, n * sizeof(T));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_SIMD_IO_INL_H_

@@ -1,0 +1,164 @@
+// The same bits whatever runs the parallel-for.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <utility>
+
+#include "attnops/parallel.h"
+#include "tests/ops/lrpe_rotate_case.h"
+#include "tests/support/parallel_fors.h"
+#include "tests/support/targets.h"
+
+namespace attnops::testing {
+namespace {
+
+// Shapes that are cut in different ways: many heads, one long sequence, many features, a few rows.
+std::vector<RotateSpec> Specs(DType dtype, const Activation& act) {
+  const auto spec = [&](std::int64_t batch, std::int64_t length, std::int64_t heads,
+                        std::int64_t features) {
+    return RotateSpec{.dtype = dtype,
+                      .batch = batch,
+                      .length = length,
+                      .heads = heads,
+                      .features = features,
+                      .theta_heads = heads,
+                      .theta_features = features / 2,
+                      .offset = 1234567,
+                      .act = act};
+  };
+  return {spec(1, 5000, 1, 64), spec(1, 5000, 1, 6), spec(3, 257, 7, 48),
+          spec(2, 33, 5, 130),  spec(5, 3, 1, 256),  spec(1, 1, 1, 2)};
+}
+
+struct Results {
+  std::vector<std::uint32_t> forward;
+  std::vector<std::uint32_t> backward;
+
+  bool operator==(const Results& other) const {
+    return forward == other.forward && backward == other.backward;
+  }
+};
+
+Results RunPasses(RotateCase& c) {
+  Results results;
+  c.Forward();
+  EXPECT_TRUE(c.out.AllWritten());
+  results.forward = c.out.Bits();
+  c.Backward();
+  EXPECT_TRUE(c.out.AllWritten());
+  results.backward = c.out.Bits();
+  return results;
+}
+
+// Runs every spec in the first setting, and asks for the same bits in all the others.
+void ExpectSameBits(const std::vector<std::pair<std::string, std::function<void()>>>& settings) {
+  const ParallelRestorer restorer;
+  for (const DType dtype : kAllTypes) {
+    for (const Activation& act : kDistinctActivations) {
+      for (const RotateSpec& spec : Specs(dtype, act)) {
+        SCOPED_TRACE(spec.Describe());
+        RotateCase c(spec);
+        settings.front().second();
+        const Results expected = RunPasses(c);
+        for (std::size_t i = 1; i < settings.size(); ++i) {
+          settings[i].second();
+          EXPECT_TRUE(RunPasses(c) == expected) << settings[i].first;
+        }
+      }
+    }
+  }
+}
+
+TEST(LrpeRotateThreads, SameBitsWithAnyNumberOfThreads) {
+  ExpectSameBits({{"1 thread", [] { SetNumThreads(1); }},
+                  {"2 threads", [] { SetNumThreads(2); }},
+                  {"5 threads", [] { SetNumThreads(5); }},
+                  {"all processors", [] { SetNumThreads(0); }}});
+}
+
+TEST(LrpeRotateThreads, SameBitsWithAnyParallelFor) {
+  ExpectSameBits({{"the default", [] { SetParallelFor({}); }},
+                  {"serial", [] { SetParallelFor(SerialFor, [] { return 1; }); }},
+                  {"tiny ranges", [] { SetParallelFor(TinyRangesFor, [] { return 1; }); }},
+                  {"tiny ranges, said to be many threads",
+                   [] { SetParallelFor(TinyRangesFor, [] { return 64; }); }},
+                  {"threads", [] { SetParallelFor(ThreadsFor(3), [] { return 3; }); }},
+                  {"threads, no number given", [] { SetParallelFor(ThreadsFor(2)); }}});
+}
+
+// Targets may differ from each other in the last bit, but not with the threads.
+TEST(LrpeRotateThreads, SameBitsWithAnyNumberOfThreadsOnEveryTarget) {
+  const ParallelRestorer restorer;
+  for (const Activation& act : kDistinctActivations) {
+    for (const RotateSpec& spec : Specs(DType::kBFloat16, act)) {
+      RotateCase c(spec);
+      OnEveryTarget([&] {
+        SCOPED_TRACE(spec.Describe());
+        SetNumThreads(1);
+        const Results expected = RunPasses(c);
+        SetNumThreads(5);
+        EXPECT_TRUE(RunPasses(c) == expected);
+      });
+    }
+  }
+}
+
+// Running twice gives the same bits too: nothing is left behind in scratch memory.
+TEST(LrpeRotateThreads, SameBitsWhenRepeatedInAnyOrder) {
+  const ParallelRestorer restorer;
+  SetNumThreads(2);
+  std::vector<RotateCase> cases;
+  std::vector<Results> expected;
+  for (const Activation& act : kDistinctActivations) {
+    for (const RotateSpec& spec : Specs(DType::kFloat32, act)) cases.emplace_back(spec);
+  }
+  for (RotateCase& c : cases) expected.push_back(RunPasses(c));
+  for (std::size_t i = cases.size(); i-- > 0;) {
+    SCOPED_TRACE(cases[i].spec().Describe());
+    EXPECT_TRUE(RunPasses(cases[i]) == expected[i]);
+  }
+}
+
+// The largest case is right, not only the same.
+TEST(LrpeRotateThreads, LongSequenceAgainstTheReference) {
+  for (const DType dtype : kAllTypes) {
+    for (const Activation& act : kDistinctActivations) {
+      RotateCase c(Specs(dtype, act).front());
+      OnEveryTarget([&] {
+        c.CheckForward();
+        c.CheckBackward();
+      });
+    }
+  }
+}
+
+// An operator of some size uses the parallel-for that it is given.
+TEST(LrpeRotateThreads, UsesTheGivenParallelFor) {
+  const ParallelRestorer restorer;
+  std::atomic<int> calls = 0;
+  SetParallelFor(
+      [&](std::int64_t n, const ParallelForBody& body) {
+        ++calls;
+        SerialFor(n, body);
+      },
+      [] { return 4; });
+  for (const Activation& act : kDistinctActivations) {
+    RotateCase c({.batch = 4,
+                  .length = 1024,
+                  .heads = 4,
+                  .features = 64,
+                  .theta_heads = 4,
+                  .theta_features = 32,
+                  .act = act});
+    calls = 0;
+    c.Forward();
+    EXPECT_GT(calls, 0) << c.spec().Describe();
+    calls = 0;
+    c.Backward();
+    EXPECT_GT(calls, 0) << c.spec().Describe();
+  }
+}
+
+}  // namespace
+}  // namespace attnops::testing

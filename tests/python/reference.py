@@ -1,0 +1,98 @@
+"""The operators in double precision, from their formulas; angles in long double."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+# position · theta has at most 31 + 24 bits, so that the product below is exact.
+if np.finfo(np.longdouble).nmant < 55:
+    raise ImportError("the reference needs a long double with a mantissa of 56 bits or more")
+
+
+@dataclass
+class Expected:
+    """The exact result, and for each element the magnitude that its error is relative to."""
+
+    value: torch.Tensor
+    scale: torch.Tensor
+
+
+def activate(x: torch.Tensor, act: str, dim: int | None) -> torch.Tensor:
+    """f(x) in double precision."""
+    x = x.detach().double()
+    if act == "none":
+        return x
+    if act == "relu":
+        return torch.relu(x)
+    if act == "sigmoid":
+        return torch.sigmoid(x)
+    if act == "silu":
+        return x * torch.sigmoid(x)
+    if act == "softmax":
+        assert dim is not None
+        return torch.softmax(x, dim)
+    raise ValueError(act)
+
+
+def cos_sin(x: torch.Tensor, theta: torch.Tensor, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos a and sin a with a = (offset+t)·θ[h,j], broadcastable to the pairs of x."""
+    pairs = x.shape[-1] // 2
+    heads, features = theta.shape
+    frequency = np.zeros((heads, pairs), dtype=np.longdouble)
+    frequency[:, : pairs if features == 1 else features] = theta.detach().double().numpy()
+    position = np.arange(offset, offset + x.shape[1], dtype=np.int64).astype(np.longdouble)
+    angle = position[:, None, None] * frequency
+    if x.dim() == 3:
+        angle = angle[:, 0]
+    cos, sin = (torch.from_numpy(f(angle).astype(np.float64)) for f in (np.cos, np.sin))
+    return cos, sin
+
+
+def rotate(y: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Each pair (j, j+D/2) turned by its angle."""
+    first, second = y.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+def pair_length(y: torch.Tensor) -> torch.Tensor:
+    """√(y_j² + y_{j+D/2}²), at both elements of the pair."""
+    length = torch.hypot(*y.chunk(2, dim=-1))
+    return torch.cat([length, length], dim=-1)
+
+
+def lrpe_rotate(
+    x: torch.Tensor, theta: torch.Tensor, offset: int = 0, act: str = "none", dim: int | None = None
+) -> Expected:
+    """The forward."""
+    y = activate(x, act, dim)
+    return Expected(rotate(y, *cos_sin(x, theta, offset)), pair_length(y))
+
+
+def lrpe_rotate_backward(
+    x: torch.Tensor,
+    theta: torch.Tensor,
+    d_out: torch.Tensor,
+    offset: int = 0,
+    act: str = "none",
+    dim: int | None = None,
+) -> Expected:
+    """dx. Its scale is the pair's length times the terms of f' before they cancel."""
+    cos, sin = cos_sin(x, theta, offset)
+    d_out = d_out.detach().double()
+    dy, length = rotate(d_out, cos, -sin), pair_length(d_out)
+    x = x.detach().double()
+    s = torch.sigmoid(x)
+    if act == "none":
+        return Expected(dy, length)
+    if act == "relu":
+        return Expected(dy.masked_fill(x <= 0, 0), length.masked_fill(x <= 0, 0))
+    if act == "sigmoid":
+        return Expected(dy * s * (1 - s), length * s)
+    if act == "silu":
+        return Expected(dy * s * (1 + x * (1 - s)), length * s * (1 + x.abs()))
+    p = activate(x, act, dim)
+    return Expected(
+        p * (dy - (p * dy).sum(dim, keepdim=True)),
+        p * (length + (p * length).sum(dim, keepdim=True)),
+    )
