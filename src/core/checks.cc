@@ -20,7 +20,8 @@ void CheckView(const char* op, const char* name, const ConstTensorView& view) {
       Fail(op, name, " has a negative size; its shape is ", ToString(view.shape()));
     }
   }
-  if (view.data() == nullptr && view.size() != 0) {
+  if (view.size() == 0) return;
+  if (view.data() == nullptr) {
     Fail(op, name, " has no data; its shape is ", ToString(view.shape()));
   }
   const int last = view.rank() - 1;

@@ -25,7 +25,7 @@ template <typename... Parts>
 std::string ToString(const Dims& dims);
 
 // An input or output of an operator: a data pointer unless it is empty, no
-// negative size, and a contiguous last axis.
+// negative size, and a contiguous last axis if there are elements.
 void CheckView(const char* op, const char* name, const ConstTensorView& view);
 
 // What an output must be beyond that: no two of its elements share memory.

@@ -90,7 +90,8 @@ inline const std::vector<Activation> kDistinctActivations = {
     Activation::None(), Activation::Relu(),      Activation::Sigmoid(),
     Activation::Silu(), Activation::Softmax(-1), Activation::Softmax(1)};
 
-// Every activation × type × theta form × feature size × a few shapes; offsets and alignments vary.
+// Every activation × type × theta form × awkward feature size × a few shapes, and common feature
+// sizes with one theta form; offsets and alignments vary.
 void ForEachSpec(const std::function<void(const RotateSpec&)>& body);
 
 }  // namespace attnops::testing

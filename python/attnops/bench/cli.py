@@ -20,7 +20,7 @@ from attnops.bench.runner import Runner, Settings, columns_of, weight
 from attnops.bench.tables import DEFAULT_BATCH, DTYPES, Table, all_tables, operators
 
 QUICK_ROUNDS, FULL_ROUNDS = 7, 9
-QUICK_CELL_SECONDS, FULL_CELL_SECONDS = 6.0, 20.0
+CELL_SECONDS = 20.0
 
 
 class UsageError(Exception):
@@ -121,7 +121,7 @@ def _run(args: argparse.Namespace) -> int:
     settings = Settings(
         threads=threads,
         rounds=args.rounds or (FULL_ROUNDS if args.full else QUICK_ROUNDS),
-        cell_seconds=FULL_CELL_SECONDS if args.full else QUICK_CELL_SECONDS,
+        cell_seconds=CELL_SECONDS,
         plain=not args.no_plain,
         peers=_peers(args, tables),
     )

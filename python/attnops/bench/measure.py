@@ -136,12 +136,15 @@ def limits() -> dict[str, float]:
     }
 
 
-def _warm_up(columns: list[Timed], kept: bool, budget: float) -> dict[str, float]:
+def _warm_up(
+    columns: list[Timed], kept: bool, budget: float, starting: Callable[[Column], None]
+) -> dict[str, float]:
     """At least two rounds, and in kept mode until memory is reused; seconds by column."""
     seconds: dict[str, float] = {}
     began = time.perf_counter()
     for turn in range(MAX_WARMUP_ROUNDS):
         for timed in columns:
+            starting(timed.column)
             seconds[timed.column.name] = timed.sample()
         settled = not kept or all(t.faults_per_call < SETTLED_FAULTS for t in columns)
         late = time.perf_counter() - began > budget * len(columns) / 3
@@ -157,6 +160,7 @@ def _admit(
     inputs: Inputs,
     job: dict[str, Any],
     expected: dict[str, float],
+    starting: Callable[[Column], None],
     emit: Callable[[Column, Cell], None],
 ) -> list[Timed]:
     """The columns that fit the budgets and give the right result; the others are emitted."""
@@ -169,6 +173,7 @@ def _admit(
         if over:
             emit(column, over)
             continue
+        starting(column)
         try:
             timed = Timed(column, operator.function(case, column, inputs), inputs)
             problem = check(column, timed.result())
@@ -195,12 +200,15 @@ def _speed_row(
     def emit_cell(column: Column, cell: Cell) -> None:
         emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})
 
+    def starting(column: Column) -> None:
+        emit({"event": "start", "n": case.n, "column": column.name})
+
     kept = job["mode"] == "kept"
     before = limits() if kept else None
     inputs = operator.inputs(case)
-    admitted = _admit(operator, case, columns, inputs, job, expected, emit_cell)
+    admitted = _admit(operator, case, columns, inputs, job, expected, starting, emit_cell)
     budget = job["cell_seconds"]
-    seconds = _warm_up(admitted, kept, budget)
+    seconds = _warm_up(admitted, kept, budget, starting)
     for timed in admitted:
         timed.plan(seconds[timed.column.name], job["rounds"], budget / 2)
     gc.collect()
@@ -235,7 +243,6 @@ def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case
         columns = [by_name[name] for name in row["columns"]]
         reset_compiler(columns)
         seconds = _speed_row(operator, case_at(row["n"]), columns, job, expected, emit)
-        emit({"event": "row", "n": row["n"]})
         gc.collect()
         if following:
             growth = following["n"] / row["n"]
@@ -282,6 +289,7 @@ def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Cas
         column = by_name[row["columns"][0]]
         reset_compiler([column])
         _release()
+        emit({"event": "start", "n": case.n, "column": column.name})
         cell = over_memory(operator.peak_bytes(case, column), memory_available())
         if cell is None:
             try:
@@ -289,4 +297,3 @@ def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Cas
             except Exception as error:  # shown in the cell; the other sizes go on
                 cell = failure(error)
         emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})
-        emit({"event": "row", "n": row["n"]})

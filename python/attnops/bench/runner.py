@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from attnops.bench.processes import STOPPED, Workers
@@ -94,42 +96,40 @@ class Runner:
         rows: list[dict[str, Any]],
         on_cell: Callable[[int, str], None] = lambda n, column: None,
     ) -> None:
-        """Runs rows in one worker; when it dies, its row gets the error and a new one goes on."""
-        keep = self._small(table, [r["n"] for r in rows])
-        while rows:
-            done: set[int] = set()
-            cells: set[tuple[int, str]] = set()
+        """Runs rows in one worker. When it dies, the column at fault gets the error, and a new
+        worker goes on with what is left."""
+        keep = table.kind == "speed" and self._small(table, [r["n"] for r in rows])
+        left = [(row["n"], column) for row in rows for column in row["columns"]]
+        started: list[tuple[int, str]] = []
 
-            def on_event(
-                event: dict[str, Any],
-                done: set[int] = done,
-                cells: set[tuple[int, str]] = cells,
-            ) -> None:
-                match event["event"]:
-                    case "cell":
-                        n, column = event["n"], event["column"]
-                        self._results.add(table, n, column, mode, event["cell"])
-                        cells.add((n, column))
-                        on_cell(n, column)
-                    case "limits":
-                        self._results.add_limits(table, event["n"], event["limits"])
-                    case "environment":
-                        self._results.add_environment(event)
-                    case "row":
-                        done.add(event["n"])
+        def finish(n: int, column: str, cell: dict[str, Any]) -> None:
+            self._results.add(table, n, column, mode, cell)
+            left.remove((n, column))
+            on_cell(n, column)
 
-            job = self._job(table, mode, rows)
-            problem = self._workers.run(job, on_event, keep=keep and table.kind == "speed")
-            rows = [r for r in rows if r["n"] not in done]
+        def on_event(event: dict[str, Any]) -> None:
+            match event["event"]:
+                case "start":
+                    started[:] = [(event["n"], event["column"])]
+                case "cell":
+                    finish(event["n"], event["column"], event["cell"])
+                case "limits":
+                    self._results.add_limits(table, event["n"], event["limits"])
+                case "environment":
+                    self._results.add_environment(event)
+
+        while left:
+            started.clear()
+            rows = [
+                {"n": n, "columns": [column for _, column in group]}
+                for n, group in groupby(left, key=itemgetter(0))
+            ]
+            problem = self._workers.run(self._job(table, mode, rows), on_event, keep=keep)
             if problem is None or problem == STOPPED:
                 return
-            if rows:
-                lost = rows.pop(0)
-                for column in lost["columns"]:
-                    if (lost["n"], column) not in cells:
-                        cell = {"error": problem}
-                        self._results.add(table, lost["n"], column, mode, cell)
-                        on_cell(lost["n"], column)
+            # Nothing started: the worker itself cannot run, and would not for the other cells.
+            for n, column in [cell for cell in started if cell in left] or list(left):
+                finish(n, column, {"error": problem})
 
     def _speed(self, table: Table, sizes: list[int], columns: list[Column]) -> None:
         by_name = {c.name: c for c in columns}

@@ -6,10 +6,12 @@ crash or the kernel's out-of-memory killer takes one row and not the run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +42,9 @@ def run(job: dict[str, Any], emit: measure.Emit) -> None:
 
 
 def main() -> None:
+    # If memory runs out, it is the measurement that should end, not another process of the user.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     # Whatever torch or a compiler prints must not mix with the events.
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

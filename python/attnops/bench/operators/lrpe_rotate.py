@@ -85,21 +85,21 @@ class LrpeRotate:
         return Cost(moved=tensors * size, flops=3 * elements, held=held * size)
 
     def peak_bytes(self, case: Case, column: Column) -> int:
-        """In units of x: the pass's own tensors, then intermediates, float32 ones counting double.
+        """In units of x: the tensors of the pass, then intermediates, wider in float32.
 
-        The factors are what the memory tables show, rounded up.
+        The factors are those of the memory tables, rounded up.
         """
-        elements = prod(shape(case))
-        widen = 4 // BYTES[case.dtype]
-        tensors = 2 if case.direction == "fwd" else 4
+        size = prod(shape(case)) * BYTES[case.dtype]
+        float32 = 4 // BYTES[case.dtype]
+        forward = case.direction == "fwd"
         if column.role == "attnops":
             extra = 0.1
         elif column.compiled:
-            extra = 2.0 + widen if case.options["act"] != "none" else 1.0
+            extra = 0.5 if case.options["act"] == "none" else 1.25 * float32
         else:
-            up = widen if column.name.endswith("_up") else 1
-            extra = 4.0 * up
-        return int((tensors + extra) * elements * BYTES[case.dtype])
+            width = float32 if column.name.endswith("_up") else 1
+            extra = (2.0 if forward else 4.5) * width
+        return int(((2 if forward else 4) + extra) * size)
 
     def inputs(self, case: Case) -> Inputs:
         from attnops.bench.operators import _lrpe_rotate_torch as impl

@@ -1,0 +1,282 @@
+"""attnops-bench: titles, costs, budgets, errors and a small run from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+import attnops
+from attnops.bench import cli, measure, worker
+from attnops.bench.operators.lrpe_rotate import OPERATOR
+from attnops.bench.reference import tolerance
+from attnops.bench.results import Results
+from attnops.bench.runner import Runner, Settings
+from attnops.bench.tables import DTYPES, Case, all_tables
+
+PUBLISHED = """
+lrpe_rotate-speed-fwd-batch12-head12-dim128-act_none-bf16
+lrpe_rotate-memory-fwd-batch12-head12-dim128-act_none-bf16
+lrpe_rotate-speed-bwd-batch12-head12-dim128-act_none-bf16
+lrpe_rotate-memory-bwd-batch12-head12-dim128-act_none-bf16
+lrpe_rotate-speed-fwd-batch12-head12-dim128-act_silu-bf16
+lrpe_rotate-memory-fwd-batch12-head12-dim128-act_silu-bf16
+lrpe_rotate-speed-bwd-batch12-head12-dim128-act_silu-bf16
+lrpe_rotate-memory-bwd-batch12-head12-dim128-act_silu-bf16
+lrpe_rotate-speed-fwd-batch12-head12-dim128-act_softmax-dim_-1-bf16
+lrpe_rotate-memory-fwd-batch12-head12-dim128-act_softmax-dim_-1-bf16
+lrpe_rotate-speed-bwd-batch12-head12-dim128-act_softmax-dim_-1-bf16
+lrpe_rotate-memory-bwd-batch12-head12-dim128-act_softmax-dim_-1-bf16
+lrpe_rotate-speed-fwd-batch12-head12-dim128-act_softmax-dim_1-bf16
+lrpe_rotate-memory-fwd-batch12-head12-dim128-act_softmax-dim_1-bf16
+lrpe_rotate-speed-bwd-batch12-head12-dim128-act_softmax-dim_1-bf16
+lrpe_rotate-memory-bwd-batch12-head12-dim128-act_softmax-dim_1-bf16
+""".split()
+
+ACTS = [("none", None), ("silu", None), ("softmax", -1), ("softmax", 1)]
+
+
+def make_case(direction="fwd", n=16, dtype="bf16", act="none", dim=None, batch=2) -> Case:
+    return Case(
+        "lrpe_rotate", direction, n, dtype, {"batch": batch, "act": act, "dim": dim}, threads=1
+    )
+
+
+def speed_job(columns, direction="fwd", n=16, act="none", cell_seconds=20.0):
+    return {
+        "kind": "speed",
+        "mode": "kept",
+        "operator": "lrpe_rotate",
+        "direction": direction,
+        "dtype": "bf16",
+        "options": {"batch": 2, "act": act, "dim": None},
+        "threads": torch.get_num_threads(),
+        "rounds": 1,
+        "cell_seconds": cell_seconds,
+        "rows": [{"n": n, "columns": list(columns)}],
+    }
+
+
+def cells_of(job) -> dict[str, dict]:
+    events: list[dict] = []
+    worker.run(job, events.append)
+    return {e["column"]: e["cell"] for e in events if e["event"] == "cell"}
+
+
+def one_line(capsys) -> str:
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("attnops-bench: ")
+    return lines[0]
+
+
+def test_titles_are_the_published_ones():
+    tables = [t for t in all_tables() if t.operator == "lrpe_rotate"]
+    assert [t.title for t in tables] == PUBLISHED
+    assert all(t.sizes == (256, 512, 1024, 2048, 4096, 8192, 16384, 32768) for t in tables)
+
+
+def test_title_names_batch_and_type():
+    assert all_tables(1, ("f16",))[0].title == (
+        "lrpe_rotate-speed-fwd-batch1-head12-dim128-act_none-f16"
+    )
+
+
+def test_ids_are_unique():
+    ids = [t.id for t in all_tables(dtypes=DTYPES)]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("direction", "act", "moved", "held"),
+    [("fwd", "none", 2, 2), ("fwd", "silu", 2, 2), ("bwd", "none", 2, 4), ("bwd", "silu", 3, 4)],
+)
+@pytest.mark.parametrize(("dtype", "size"), [("bf16", 2), ("f16", 2), ("f32", 4)])
+def test_cost(direction, act, moved, held, dtype, size):
+    cost = OPERATOR.cost(make_case(direction, 256, dtype, act, batch=12))
+    elements = 12 * 256 * 12 * 128
+    assert cost.moved == moved * elements * size
+    assert cost.held == held * elements * size
+    assert cost.flops == 3 * elements
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "f16"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize(("act", "dim"), ACTS)
+def test_eager_columns_pass_the_check(direction, act, dim, dtype):
+    case = make_case(direction, 257, dtype, act, dim)
+    inputs = OPERATOR.inputs(case)
+    check = OPERATOR.checker(case, inputs)
+    for column in OPERATOR.columns:
+        if not column.compiled:
+            timed = measure.Timed(column, OPERATOR.function(case, column, inputs), inputs)
+            assert check(column, timed.result()) is None, column.name
+
+
+def test_inputs_are_the_same_every_time():
+    case = make_case("bwd")
+    first, second = OPERATOR.inputs(case), OPERATOR.inputs(case)
+    assert torch.equal(first.args[0], second.args[0])
+    assert torch.equal(first.d_out, second.d_out)
+
+
+def test_nan_is_outside_every_tolerance():
+    allowed = tolerance("bf16", roundings=1, depth=1)
+    one = torch.ones(1, 1).double().numpy()
+    assert allowed.violation(one, one, one) is None
+    assert "wrong result" in allowed.violation(one * math.nan, one, one)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_a_wrong_result_is_an_error_and_not_a_time(monkeypatch, direction):
+    right = attnops.lrpe_rotate
+    monkeypatch.setattr(
+        attnops, "lrpe_rotate", lambda *args, **options: right(*args, **options) * 1.02
+    )
+    cells = cells_of(speed_job(["attnops", "to"], direction))
+    assert "wrong result" in cells["attnops"]["error"]
+    assert "value" not in cells["attnops"]
+    assert cells["to"]["value"] > 0
+
+
+def test_a_column_that_raises_is_an_error(monkeypatch):
+    def broken(*args, **options):
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(attnops, "lrpe_rotate", broken)
+    cells = cells_of(speed_job(["attnops", "to"]))
+    assert cells["attnops"] == {"error": "RuntimeError: no such luck"}
+    assert cells["to"]["value"] > 0
+
+
+def test_memory_budget_is_shown_with_the_estimate(monkeypatch):
+    monkeypatch.setattr(measure, "memory_available", lambda: 1)
+    cells = cells_of(speed_job(["attnops", "to"]))
+    assert cells["to"] == {"budget": "~0 GB > 0 GB"}
+    assert measure.over_memory(31 * 2**30, 22 * 2**30) == {"budget": "~31 GB > 22 GB"}
+    assert measure.over_time(45.0, 20.0) == {"budget": "~45 s > 20 s"}
+
+
+def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
+    results = Results(tmp_path, {})
+    table = all_tables()[0]
+    results.begin(table, list(OPERATOR.columns))
+    for column, cell in {
+        "attnops": {"value": 2.0},
+        "to": {"value": 30.0},
+        "toc": {"value": 8.0},
+        "to_up": {"budget": "~31 GB > 22 GB"},
+        "toc_up": {"error": "wrong result"},
+        "toc_free": {"value": 4.0},
+    }.items():
+        results.add(table, 256, column, "kept", cell)
+    moved = OPERATOR.cost(Case.of(table, 256, 1)).moved
+    results.add_limits(table, 256, {"bandwidth": moved / 1e-3, "fma": 1e15})
+    results.add(table, 256, "attnops", "plain", {"value": 2.5})
+    results.add(table, 256, "toc", "plain", {"value": 16.0})
+    assert results.best_peer(table, 256) == "toc"
+    row = results.frame(table).iloc[0]
+    assert row["faster than the best peer by"] == 4.0
+    assert row["share of the limit"] == pytest.approx(0.5)
+    assert row["plain/kept"] == 1.25
+    assert row["best peer plain"] == 16.0
+    assert row["to_up"] == "~31 GB > 22 GB"
+    assert row["toc_up"] == "error"
+    text = results.text(table)
+    assert text.startswith(f"{table.title}:\n")
+    assert "n=256 toc_up (kept): wrong result" in text
+
+
+class DyingWorkers:
+    """Stands for workers of which the first dies in the column `to`."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def run(self, job, on_event, keep):
+        self.jobs.append(job)
+        for row in job["rows"]:
+            for column in row["columns"]:
+                on_event({"event": "start", "n": row["n"], "column": column})
+                if column == "to" and len(self.jobs) == 1:
+                    return "worker ended by SIGKILL (out of memory?)"
+                cell = {"value": 1.0}
+                on_event({"event": "cell", "n": row["n"], "column": column, "cell": cell})
+        return None
+
+
+def test_a_dead_worker_costs_one_cell(tmp_path):
+    results = Results(tmp_path, {})
+    settings = Settings(threads=1, rounds=1, cell_seconds=1.0, plain=False, peers=("to", "to_up"))
+    runner = Runner(settings, results, lambda weight: None)
+    runner._workers = DyingWorkers()
+    table = all_tables()[0]
+    runner.run(table, [16, 32])
+    frame = results.frame(table)
+    assert frame["attnops"].tolist() == [1.0, 1.0]
+    assert frame["to"].tolist() == ["error", 1.0]
+    assert frame["to_up"].tolist() == [1.0, 1.0]
+    assert runner._workers.jobs[1]["rows"][0] == {"n": 16, "columns": ["to_up"]}
+
+
+def test_end_to_end(tmp_path, capsys):
+    output = tmp_path / "out"
+    arguments = ["--sizes", "16", "--rounds", "1", "--batch", "1", "--peers", "to"]
+    only = ["--only", "lrpe_rotate-*-fwd-*-act_none-*", "--threads", "1"]
+    assert cli.main([*arguments, *only, "--output", str(output)]) == 0
+    titles = [
+        f"lrpe_rotate-{kind}-fwd-batch1-head12-dim128-act_none-bf16" for kind in ("speed", "memory")
+    ]
+    printed = capsys.readouterr().out
+    assert all(f"{title}:" in printed for title in titles)
+    document = json.loads((output / "results.json").read_text())
+    assert list(document["tables"]) == titles
+    for key in ("cpu", "target", "threads", "torch", "attnops", "python", "date", "commit"):
+        assert key in document["environment"]
+    assert document["environment"]["limits"]["bandwidth"] > 0
+    speed = pd.read_csv(output / f"{titles[0]}.csv")
+    assert speed["n"].tolist() == [16.0]
+    for column in ("attnops", "to", "share of the limit", "attnops plain", "best peer plain"):
+        assert (speed[column] > 0).all()
+    memory = pd.read_csv(output / f"{titles[1]}.csv")
+    assert (memory[["attnops", "to"]] > 0).all(axis=None)
+
+
+def test_list(capsys):
+    assert cli.main(["--list", "--only", "lrpe_rotate*"]) == 0
+    assert capsys.readouterr().out.split() == PUBLISHED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--sizes", "0"], "'0'"),
+        (["--sizes", "12,x"], "'x'"),
+        (["--rounds", "-1"], "--rounds"),
+        (["--dtype", "f8"], "'f8'"),
+        (["--threads", "many"], "'many'"),
+        (["--only", "lrpe_turn*"], "'lrpe_turn*'"),
+        (["--peers", "jax"], "'jax'"),
+        (["--peers", "to", "--no-torch"], "--no-torch"),
+    ],
+)
+def test_bad_flags(arguments, part, capsys):
+    assert cli.main(arguments) == 2
+    assert part in one_line(capsys)
+
+
+def test_unwritable_output(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main(["--output", str(tmp_path / "file" / "results")]) == 2
+    assert "cannot write results" in one_line(capsys)
+
+
+def test_missing_torch(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert cli.main([]) == 2
+    assert "PyTorch is not installed" in one_line(capsys)
