@@ -1,4 +1,4 @@
-// Element-wise activations and their derivatives, on chunks.
+// Element-wise activations and their derivatives.
 
 #if defined(ATTNOPS_SRC_SIMD_ACTIVATION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_SIMD_ACTIVATION_INL_H_
@@ -9,8 +9,8 @@
 
 #include <hwy/highway.h>
 
-#include "src/simd/io-inl.h"
 #include "src/simd/math-inl.h"
+#include "src/simd/pack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops {
@@ -21,54 +21,53 @@ namespace HWY_NAMESPACE {
 
 struct ActNone {
   static constexpr bool kUsesX = false;
-  static HWY_INLINE VF Forward(VF x) { return x; }
-  static HWY_INLINE VF Backward(VF /*x*/, VF dy) { return dy; }
+  template <int N>
+  static HWY_INLINE Pack<N> Forward(const Pack<N>& x) {
+    return x;
+  }
 };
 
+// A NaN stays one.
 struct ActRelu {
   static constexpr bool kUsesX = true;
-  // Written so that a NaN stays one.
-  static HWY_INLINE VF Forward(VF x) {
-    const VF zero = hn::Zero(DF());
-    return hn::IfThenZeroElse(hn::Le(x, zero), x);
+  template <int N>
+  static HWY_INLINE Pack<N> Forward(const Pack<N>& x) {
+    return ZeroWhereNotPositive(x, x);
   }
-  static HWY_INLINE VF Backward(VF x, VF dy) {
-    const VF zero = hn::Zero(DF());
-    return hn::IfThenZeroElse(hn::Le(x, zero), dy);
+  template <int N>
+  static HWY_INLINE Pack<N> Backward(const Pack<N>& x, const Pack<N>& dy) {
+    return ZeroWhereNotPositive(x, dy);
   }
 };
 
 struct ActSigmoid {
   static constexpr bool kUsesX = true;
-  static HWY_INLINE VF Forward(VF x) { return Sigmoid(x); }
-  static HWY_INLINE VF Backward(VF x, VF dy) {
-    // s(1−s) is even in x: from exp(−|x|) it keeps its relative accuracy.
-    const DF d;
-    const VF e = ExpNoOverflow(hn::Neg(hn::Abs(x)));
-    const VF r = ReciprocalNearOne(hn::Add(e, hn::Set(d, 1.0f)));
-    return hn::Mul(dy, hn::Mul(hn::Mul(e, r), r));
+  template <int N>
+  static HWY_INLINE Pack<N> Forward(const Pack<N>& x) {
+    return Sigmoid(x);
+  }
+  // s(1−s) is even in x: from exp(−|x|) it keeps its relative accuracy.
+  template <int N>
+  static HWY_INLINE Pack<N> Backward(const Pack<N>& x, const Pack<N>& dy) {
+    const Pack<N> e = ExpNoOverflow(Neg(Abs(x)));
+    const Pack<N> r = ReciprocalAboveOne(Add(e, Fill<N>(1.0f)));
+    return Mul(dy, Mul(Mul(e, r), r));
   }
 };
 
 struct ActSilu {
   static constexpr bool kUsesX = true;
-  static HWY_INLINE VF Forward(VF x) { return hn::Mul(x, Sigmoid(x)); }
-  static HWY_INLINE VF Backward(VF x, VF dy) {
-    const VF one = hn::Set(DF(), 1.0f);
-    const VF s = Sigmoid(x);
-    return hn::Mul(dy, hn::Mul(s, hn::MulAdd(x, hn::Sub(one, s), one)));
+  template <int N>
+  static HWY_INLINE Pack<N> Forward(const Pack<N>& x) {
+    return Mul(x, Sigmoid(x));
+  }
+  template <int N>
+  static HWY_INLINE Pack<N> Backward(const Pack<N>& x, const Pack<N>& dy) {
+    const Pack<N> one = Fill<N>(1.0f);
+    const Pack<N> s = Sigmoid(x);
+    return Mul(dy, Mul(s, MulAdd(x, Sub(one, s), one)));
   }
 };
-
-template <class Act>
-HWY_INLINE Chunk Activate(const Chunk& x) {
-  return {Act::Forward(x.v0), Act::Forward(x.v1)};
-}
-
-template <class Act>
-HWY_INLINE Chunk ActivateBackward(const Chunk& x, const Chunk& dy) {
-  return {Act::Backward(x.v0, dy.v0), Act::Backward(x.v1, dy.v1)};
-}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace attnops

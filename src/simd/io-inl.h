@@ -24,24 +24,14 @@
 
 #include "attnops/types.h"
 #include "src/core/numeric.h"
+#include "src/simd/pack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-using DF = hn::ScalableTag<float>;
-using DU = hn::RebindToUnsigned<DF>;
-using DI = hn::RebindToSigned<DF>;
-using VF = hn::Vec<DF>;
-using VU = hn::Vec<DU>;
-using MF = hn::Mask<DF>;
-
-// Two vectors: one chunk.
-struct Chunk {
-  VF v0, v1;
-};
+// Two vectors: the elements of one chunk.
+using Chunk = Pack<2>;
 
 HWY_INLINE std::size_t ChunkSize() { return 2 * hn::Lanes(DF()); }
 constexpr std::size_t kMaxChunk = 2 * hn::MaxLanes(DF());
@@ -82,27 +72,37 @@ HWY_INLINE std::size_t StorageOffset(std::size_t i) {
 }
 
 // Lanes of a chunk whose elements come before the n-th.
-struct ChunkMask {
-  MF m0, m1;
-};
+using ChunkMask = Pack<2, MF>;
 template <typename T>
 HWY_INLINE ChunkMask FirstElements(std::size_t n) {
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   if constexpr (IsInterleaved<T>::kValue) {
-    return {hn::FirstN(d, (n + 1) / 2), hn::FirstN(d, n / 2)};
+    return {{hn::FirstN(d, (n + 1) / 2), hn::FirstN(d, n / 2)}};
   } else {
-    return {hn::FirstN(d, std::min(n, lanes)), hn::FirstN(d, n < lanes ? 0 : n - lanes)};
+    return {{hn::FirstN(d, std::min(n, lanes)), hn::FirstN(d, n < lanes ? 0 : n - lanes)}};
   }
 }
 
+// Which bits of a NaN's payload may be set: any, or none of the 16 that bfloat16 does not
+// keep. The latter holds for all that is computed from 16-bit tensors, since arithmetic
+// hands an operand's payload on or makes a NaN of its own, and saves the check.
+enum class Payload { kAny, kUpper };
+
 // The upper 16 bits of the result are v rounded to bfloat16, to nearest even; the
 // lower ones are arbitrary. A NaN stays one: quiet, with its upper payload.
+template <Payload kPayload>
 HWY_INLINE VU RoundToBFloat16(VF v) {
   const DU du;
   const VU bits = hn::BitCast(du, v);
+#if HWY_TARGET == HWY_AVX3
+  const VU rounded = hn::Add(bits, hn::IfThenElse(hn::TestBit(bits, hn::Set(du, 0x10000u)),
+                                                  hn::Set(du, 0x8000u), hn::Set(du, 0x7fffu)));
+#else
   const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const VU rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd);
+#endif
+  if constexpr (kPayload == Payload::kUpper) return rounded;
   const VU quiet = hn::Or(bits, hn::Set(du, 0x400000u));
   return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
 }
@@ -154,7 +154,7 @@ HWY_INLINE VU DemoteToFloat16Bits(VF v) {
 
 HWY_INLINE Chunk LoadChunk(const float* from) {
   const DF d;
-  return {hn::LoadU(d, from), hn::LoadU(d, from + hn::Lanes(d))};
+  return {{hn::LoadU(d, from), hn::LoadU(d, from + hn::Lanes(d))}};
 }
 
 #if HWY_TARGET == HWY_SCALAR
@@ -162,11 +162,11 @@ HWY_INLINE Chunk LoadChunk(const float* from) {
 // One lane: two elements, each in a vector of its own.
 HWY_INLINE Chunk LoadChunk(const BFloat16* from) {
   const DF d;
-  return {hn::Set(d, ToFloat(from[0])), hn::Set(d, ToFloat(from[1]))};
+  return {{hn::Set(d, ToFloat(from[0])), hn::Set(d, ToFloat(from[1]))}};
 }
 HWY_INLINE Chunk LoadChunk(const Float16* from) {
   const DF d;
-  return {hn::Set(d, ToFloat(from[0])), hn::Set(d, ToFloat(from[1]))};
+  return {{hn::Set(d, ToFloat(from[0])), hn::Set(d, ToFloat(from[1]))}};
 }
 
 #else
@@ -181,8 +181,8 @@ HWY_INLINE VU LoadPacked(const T* from) {
 HWY_INLINE Chunk LoadChunk(const BFloat16* from) {
   const DF d;
   const VU packed = LoadPacked(from);
-  return {hn::BitCast(d, hn::ShiftLeft<16>(packed)),
-          hn::BitCast(d, hn::And(packed, hn::Set(DU(), 0xffff0000u)))};
+  return {{hn::BitCast(d, hn::ShiftLeft<16>(packed)),
+           hn::BitCast(d, hn::And(packed, hn::Set(DU(), 0xffff0000u)))}};
 }
 
 HWY_INLINE Chunk LoadChunk(const Float16* from) {
@@ -190,11 +190,12 @@ HWY_INLINE Chunk LoadChunk(const Float16* from) {
   const DF d;
   const hn::Rebind<hwy::float16_t, DF> d16;
   const auto* p = reinterpret_cast<const hwy::float16_t*>(from);
-  return {hn::PromoteTo(d, hn::LoadU(d16, p)), hn::PromoteTo(d, hn::LoadU(d16, p + hn::Lanes(d)))};
+  return {
+      {hn::PromoteTo(d, hn::LoadU(d16, p)), hn::PromoteTo(d, hn::LoadU(d16, p + hn::Lanes(d)))}};
 #else
   const VU packed = LoadPacked(from);
-  return {PromoteFloat16Bits(hn::And(packed, hn::Set(DU(), 0xffffu))),
-          PromoteFloat16Bits(hn::ShiftRight<16>(packed))};
+  return {{PromoteFloat16Bits(hn::And(packed, hn::Set(DU(), 0xffffu))),
+           PromoteFloat16Bits(hn::ShiftRight<16>(packed))}};
 #endif
 }
 
@@ -213,24 +214,24 @@ HWY_INLINE void StoreVector(hn::Vec<D> v, D d, P* to) {
   }
 }
 
-template <Store kStore = Store::kCached>
+template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
 HWY_INLINE void StoreChunk(const Chunk& chunk, float* to) {
   const DF d;
-  StoreVector<kStore>(chunk.v0, d, to);
-  StoreVector<kStore>(chunk.v1, d, to + hn::Lanes(d));
+  StoreVector<kStore>(chunk.v[0], d, to);
+  StoreVector<kStore>(chunk.v[1], d, to + hn::Lanes(d));
 }
 
 #if HWY_TARGET == HWY_SCALAR
 
-template <Store kStore = Store::kCached>
+template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
 HWY_INLINE void StoreChunk(const Chunk& chunk, BFloat16* to) {
-  to[0].bits = static_cast<std::uint16_t>(hn::GetLane(RoundToBFloat16(chunk.v0)) >> 16);
-  to[1].bits = static_cast<std::uint16_t>(hn::GetLane(RoundToBFloat16(chunk.v1)) >> 16);
+  to[0].bits = static_cast<std::uint16_t>(hn::GetLane(RoundToBFloat16<kPayload>(chunk.v[0])) >> 16);
+  to[1].bits = static_cast<std::uint16_t>(hn::GetLane(RoundToBFloat16<kPayload>(chunk.v[1])) >> 16);
 }
-template <Store kStore = Store::kCached>
+template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
 HWY_INLINE void StoreChunk(const Chunk& chunk, Float16* to) {
-  to[0].bits = static_cast<std::uint16_t>(hn::GetLane(DemoteToFloat16Bits(chunk.v0)));
-  to[1].bits = static_cast<std::uint16_t>(hn::GetLane(DemoteToFloat16Bits(chunk.v1)));
+  to[0].bits = static_cast<std::uint16_t>(hn::GetLane(DemoteToFloat16Bits(chunk.v[0])));
+  to[1].bits = static_cast<std::uint16_t>(hn::GetLane(DemoteToFloat16Bits(chunk.v[1])));
 }
 
 #else
@@ -240,21 +241,21 @@ HWY_INLINE void StorePacked(VU packed, T* to) {
   StoreVector<kStore>(hn::BitCast(DU16(), packed), DU16(), reinterpret_cast<std::uint16_t*>(to));
 }
 
-template <Store kStore = Store::kCached>
+template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
 HWY_INLINE void StoreChunk(const Chunk& chunk, BFloat16* to) {
-  const VU even = hn::ShiftRight<16>(RoundToBFloat16(chunk.v0));
-  const VU odd = hn::And(RoundToBFloat16(chunk.v1), hn::Set(DU(), 0xffff0000u));
+  const VU even = hn::ShiftRight<16>(RoundToBFloat16<kPayload>(chunk.v[0]));
+  const VU odd = hn::And(RoundToBFloat16<kPayload>(chunk.v[1]), hn::Set(DU(), 0xffff0000u));
   StorePacked<kStore>(hn::Or(even, odd), to);
 }
 
-template <Store kStore = Store::kCached>
+template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
 HWY_INLINE void StoreChunk(const Chunk& chunk, Float16* to) {
 #if ATTNOPS_HARDWARE_F16
   const DF d;
   const hn::Rebind<hwy::float16_t, DF> d16;
   const hn::Twice<decltype(d16)> d16x2;
-  const auto lower = hn::DemoteTo(d16, chunk.v0);
-  const auto upper = hn::DemoteTo(d16, chunk.v1);
+  const auto lower = hn::DemoteTo(d16, chunk.v[0]);
+  const auto upper = hn::DemoteTo(d16, chunk.v[1]);
   const hn::Rebind<std::uint16_t, decltype(d16x2)> du16;
   const auto both = hn::Combine(du16, hn::BitCast(hn::Half<decltype(du16)>(), upper),
                                 hn::BitCast(hn::Half<decltype(du16)>(), lower));
@@ -262,7 +263,8 @@ HWY_INLINE void StoreChunk(const Chunk& chunk, Float16* to) {
   (void)d;
 #else
   StorePacked<kStore>(
-      hn::Or(DemoteToFloat16Bits(chunk.v0), hn::ShiftLeft<16>(DemoteToFloat16Bits(chunk.v1))), to);
+      hn::Or(DemoteToFloat16Bits(chunk.v[0]), hn::ShiftLeft<16>(DemoteToFloat16Bits(chunk.v[1]))),
+      to);
 #endif
 }
 
@@ -279,12 +281,31 @@ HWY_INLINE Chunk LoadChunkN(const T* from, std::size_t n) {
   return LoadChunk(buffer);
 }
 
-template <typename T>
+template <Payload kPayload = Payload::kAny, typename T>
 HWY_INLINE void StoreChunkN(const Chunk& chunk, T* to, std::size_t n) {
-  if (HWY_LIKELY(n == ChunkSize())) return StoreChunk(chunk, to);
+  if (HWY_LIKELY(n == ChunkSize())) return StoreChunk<Store::kCached, kPayload>(chunk, to);
   alignas(64) T buffer[kMaxChunk];
-  StoreChunk(chunk, buffer);
+  StoreChunk<Store::kCached, kPayload>(chunk, buffer);
   std::memcpy(to, buffer, n * sizeof(T));
+}
+
+// K chunks in a row, K a power of two.
+template <int K, typename T>
+HWY_INLINE Pack<2 * K> LoadChunks(const T* from) {
+  if constexpr (K == 1) {
+    return LoadChunk(from);
+  } else {
+    return Join(LoadChunks<K / 2>(from), LoadChunks<K / 2>(from + K / 2 * ChunkSize()));
+  }
+}
+template <int K, Store kStore = Store::kCached, Payload kPayload = Payload::kAny, typename T>
+HWY_INLINE void StoreChunks(const Pack<2 * K>& chunks, T* to) {
+  if constexpr (K == 1) {
+    StoreChunk<kStore, kPayload>(chunks, to);
+  } else {
+    StoreChunks<K / 2, kStore, kPayload>(FirstHalf(chunks), to);
+    StoreChunks<K / 2, kStore, kPayload>(SecondHalf(chunks), to + K / 2 * ChunkSize());
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -18,78 +18,124 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// exp(x) = p · 2^n, both returned: p in [0.70, 1.42] and, in the low bits of the
-// second vector, n + 127. Garbage where |x| > 126.
-struct ExpParts {
-  VF p;
-  VU biased;
-};
-HWY_INLINE ExpParts SplitExp(VF x) {
-  const DF d;
-  // Adding 1.5·2^23 rounds to an integer, which is then in the sum's low bits.
-  const VF magic = hn::Set(d, 0x1.8p23f + 127.0f);
-  const VF sum = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), magic);
-  const VF n = hn::Sub(sum, magic);
-  VF r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);  // ln 2 in 10 bits: exact
-  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
-  // e^r = 1 + r + r²·(…) for |r| ≤ ln(2)/2, within 3.1e-9.
-  VF p = hn::Set(d, 1.3814467e-3f);
-  p = hn::MulAdd(p, r, hn::Set(d, 8.3687808e-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 4.1668393e-2f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.6666520e-1f));
-  p = hn::MulAdd(p, r, hn::Set(d, 4.9999994e-1f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  return {p, hn::BitCast(DU(), sum)};
+// The larger or the smaller of the two, x where it is a NaN.
+template <int N>
+HWY_INLINE Pack<N> AtLeast(float bound, const Pack<N>& x) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  const VF b = hn::Set(DF(), bound);
+  return MakePack<N>(
+      [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::IfThenElse(hn::Lt(x.v[i], b), b, x.v[i]); });
+#else
+  return Max(Fill<N>(bound), x);  // x86 gives the second operand, Arm the NaN
+#endif
 }
 
-// ln of the smallest normal float32, rounded up: below it exp is flushed to 0.
-constexpr float kExpMin = -87.33654f;
+template <int N>
+HWY_INLINE Pack<N> AtMost(float bound, const Pack<N>& x) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  const VF b = hn::Set(DF(), bound);
+  return MakePack<N>(
+      [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::IfThenElse(hn::Gt(x.v[i], b), b, x.v[i]); });
+#else
+  return MakePack<N>([&](int i)
+                         ATTNOPS_INLINE_LAMBDA { return hn::Min(hn::Set(DF(), bound), x.v[i]); });
+#endif
+}
+
+// exp(±x) = p · 2^n: p in [0.70, 1.42], and a number with n + 127 in its low bits. For
+// −88 ≤ ±x ≤ 89.
+template <int N>
+struct ExpParts {
+  Pack<N> p;
+  Pack<N> sum;
+};
+template <int N, int kSign = 1>
+HWY_INLINE ExpParts<N> SplitExp(const Pack<N>& x) {
+  // Adding 1.5·2^23 rounds to an integer, which is then in the sum's low bits.
+  const Pack<N> magic = Fill<N>(0x1.8p23f + 127.0f);
+  const Pack<N> log2e = Fill<N>(kSign * 0x1.715476p+0f);
+  const Pack<N> sum = MulAdd(x, log2e, magic);
+  const Pack<N> n = Sub(sum, magic);
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SSSE3 || \
+    HWY_TARGET == HWY_SSE4
+  // Without a fused multiply-add x·log2(e) is rounded. n·ln(2) is exact for the 10 bits
+  // of the first part of ln(2).
+  Pack<N> r = NegMulAdd(n, Fill<N>(kSign * 0.693359375f), x);
+  r = NegMulAdd(n, Fill<N>(kSign * -2.12194440e-4f), r);
+  const Pack<N> f = Mul(r, log2e);
+#else
+  Pack<N> f = MulSub(x, log2e, n);
+  f = MulAdd(x, Fill<N>(kSign * 0x1.4ae0bep-26f), f);  // the next bits of log2(e)
+#endif
+  // 2^f for |f| ≤ 1/2, within 2.6e-9.
+  Pack<N> p = MulAdd(f, Fill<N>(1.559548e-4f), Fill<N>(1.3406951e-3f));
+  p = MulAdd(p, f, Fill<N>(9.617689e-3f));
+  p = MulAdd(p, f, Fill<N>(5.5503096e-2f));
+  p = MulAdd(p, f, Fill<N>(2.4022652e-1f));
+  p = MulAdd(p, f, Fill<N>(6.9314724e-1f));
+  p = MulAdd(p, f, Fill<N>(1.0f));
+  return {p, sum};
+}
+
+// 2^n from the number that SplitExp returned; 0 for n = −127.
+template <int N>
+HWY_INLINE Pack<N> PowerOfTwo(const Pack<N>& sum) {
+  return MakePack<N>([&](int i) ATTNOPS_INLINE_LAMBDA {
+    return hn::BitCast(DF(), hn::ShiftLeft<23>(hn::BitCast(DU(), sum.v[i])));
+  });
+}
+
+// Below it exp is 0: the scale that SplitExp gives has the exponent of 0.
+constexpr float kExpMin = -88.0f;
 constexpr float kExpMax = 88.72283f;  // the largest x with a finite exp
 
-// exp(x) for x ≤ 87: the one that softmax and sigmoid need.
-HWY_INLINE VF ExpNoOverflow(VF x) {
-  const DF d;
-  const ExpParts e = SplitExp(x);
-  const VF result = hn::Mul(e.p, hn::BitCast(d, hn::ShiftLeft<23>(e.biased)));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kExpMin)), result);
+// exp(x) for |x| ≤ 87.
+template <int N>
+HWY_INLINE Pack<N> ExpWithin87(const Pack<N>& x) {
+  const ExpParts<N> e = SplitExp(x);
+  return Mul(e.p, PowerOfTwo(e.sum));
+}
+
+// exp(x) for x ≤ 88: what softmax needs.
+template <int N>
+HWY_INLINE Pack<N> ExpNoOverflow(const Pack<N>& x) {
+  return ExpWithin87(AtLeast(kExpMin, x));
 }
 
 HWY_INLINE VF Exp(VF x) {
   const DF d;
-  const DU du;
-  const ExpParts e = SplitExp(x);
+  const MF overflow = hn::Gt(x, hn::Set(d, kExpMax));
+  const ExpParts<1> e = SplitExp(AtLeast(kExpMin, Pack<1>{{hn::IfThenZeroElse(overflow, x)}}));
   // For x > 0 2^n is applied as 2·2^(n−1), since 2^128 is no float32.
-  const MF positive = hn::Gt(x, hn::Zero(d));
-  const VU one = hn::IfThenElseZero(hn::RebindMask(du, positive), hn::Set(du, 1u));
-  const VF scale = hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(e.biased, one)));
-  VF result = hn::Mul(e.p, scale);
-  result = hn::IfThenElse(positive, hn::Add(result, result), result);
-  result = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kExpMin)), result);
-  return hn::IfThenElse(hn::Gt(x, hn::Set(d, kExpMax)),
-                        hn::Set(d, std::numeric_limits<float>::infinity()), result);
+  const VF one = hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), hn::Set(d, 1.0f));
+  const Pack<1> half = Mul(e.p, PowerOfTwo(Sub(e.sum, Pack<1>{{one}})));
+  const VF result = hn::MulAdd(half.v[0], one, half.v[0]);
+  return hn::IfThenElse(overflow, hn::Set(d, std::numeric_limits<float>::infinity()), result);
 }
 
-// 1/x for x in [1, 2].
-HWY_INLINE VF ReciprocalNearOne(VF x) {
-  const DF d;
+// 1/x for x in [1, 2^126]; arbitrary elsewhere.
+template <int N>
+HWY_INLINE Pack<N> ReciprocalAboveOne(const Pack<N>& x) {
 #if HWY_TARGET == HWY_AVX3
   // 14 bits from the table, 28 after one step of Newton's: a division of 16 lanes
   // occupies its port four times as long.
-  const VF r = hn::ApproximateReciprocal(x);
-  return hn::MulAdd(r, hn::NegMulAdd(x, r, hn::Set(d, 1.0f)), r);
+  const Pack<N> r =
+      MakePack<N>([&](int i) ATTNOPS_INLINE_LAMBDA { return hn::ApproximateReciprocal(x.v[i]); });
+  return MulAdd(r, NegMulAdd(x, r, Fill<N>(1.0f)), r);
 #else
-  return hn::Div(hn::Set(d, 1.0f), x);
+  return MakePack<N>([&](int i)
+                         ATTNOPS_INLINE_LAMBDA { return hn::Div(hn::Set(DF(), 1.0f), x.v[i]); });
 #endif
 }
 
-// From exp(−|x|), which neither overflows nor cancels: small results keep their
-// relative accuracy.
-HWY_INLINE VF Sigmoid(VF x) {
-  const DF d;
-  const VF e = ExpNoOverflow(hn::Neg(hn::Abs(x)));
-  const VF r = ReciprocalNearOne(hn::Add(e, hn::Set(d, 1.0f)));
-  return hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Mul(e, r), r);
+// 1/(1 + exp(−x)); results below the smallest normal float32 are 0.
+template <int N>
+HWY_INLINE Pack<N> Sigmoid(const Pack<N>& x) {
+  const ExpParts<N> e = SplitExp<N, -1>(AtMost(-kExpMin, x));
+  const Pack<N> r = ReciprocalAboveOne(MulAdd(e.p, PowerOfTwo(e.sum), Fill<N>(1.0f)));
+  const VF min = hn::Set(DF(), -87.33654f);
+  return MakePack<N>(
+      [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::IfThenZeroElse(hn::Lt(x.v[i], min), r.v[i]); });
 }
 
 // Sine and cosine of phase · 2π/2^32.

@@ -50,7 +50,7 @@ HWY_INLINE void Map(const float* x, float* y, std::size_t n, const Function& fun
   for (std::size_t i = 0; i < n; i += chunk) {
     const std::size_t count = std::min(chunk, n - i);
     const Chunk v = LoadChunkN(x + i, count);
-    StoreChunkN({function(v.v0), function(v.v1)}, y + i, count);
+    StoreChunkN(Chunk{{function(v.v[0]), function(v.v[1])}}, y + i, count);
   }
 }
 
@@ -58,7 +58,7 @@ void ExpOfArray(const float* x, float* y, std::size_t n) {
   Map(x, y, n, [](VF v) HWY_ATTR { return attnops::HWY_NAMESPACE::Exp(v); });
 }
 void SigmoidOfArray(const float* x, float* y, std::size_t n) {
-  Map(x, y, n, [](VF v) HWY_ATTR { return attnops::HWY_NAMESPACE::Sigmoid(v); });
+  Map(x, y, n, [](VF v) HWY_ATTR { return attnops::HWY_NAMESPACE::Sigmoid(Pack<1>{{v}}).v[0]; });
 }
 
 void SinCosOfArray(const std::uint32_t* phase, float* sin, float* cos, std::size_t n) {

@@ -25,73 +25,10 @@ namespace HWY_NAMESPACE {
 // also where nothing else has been seen.
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 
-HWY_INLINE Chunk SetChunk(float value) {
-  const VF v = hn::Set(DF(), value);
-  return {v, v};
-}
-
-HWY_INLINE Chunk Select(const ChunkMask& mask, const Chunk& yes, const Chunk& no) {
-  return {hn::IfThenElse(mask.m0, yes.v0, no.v0), hn::IfThenElse(mask.m1, yes.v1, no.v1)};
-}
-
-HWY_INLINE Chunk MaxChunk(const Chunk& a, const Chunk& b) {
-  return {hn::Max(a.v0, b.v0), hn::Max(a.v1, b.v1)};
-}
-HWY_INLINE Chunk AddChunk(const Chunk& a, const Chunk& b) {
-  return {hn::Add(a.v0, b.v0), hn::Add(a.v1, b.v1)};
-}
-HWY_INLINE Chunk MulChunk(const Chunk& a, const Chunk& b) {
-  return {hn::Mul(a.v0, b.v0), hn::Mul(a.v1, b.v1)};
-}
-HWY_INLINE Chunk MulAddChunk(const Chunk& a, const Chunk& b, const Chunk& c) {
-  return {hn::MulAdd(a.v0, b.v0, c.v0), hn::MulAdd(a.v1, b.v1, c.v1)};
-}
 // exp(x − shift), where no x exceeds its shift by more than 87.
-HWY_INLINE Chunk ExpDifference(const Chunk& x, const Chunk& shift) {
-  return {ExpNoOverflow(hn::Sub(x.v0, shift.v0)), ExpNoOverflow(hn::Sub(x.v1, shift.v1))};
-}
-
-// exp(x − max) of n elements in chunks of storage order at `to`, 0 in the padding;
-// returns the sum. The maximum is over all `halves` rows x, x+n, …; `to` has a row of
-// `width` for each.
-template <typename T>
-HWY_INLINE float ExpOfRow(const T* x, std::size_t n, std::size_t halves, std::size_t width,
-                          float* to) {
-  const DF d;
-  const std::size_t chunk = ChunkSize();
-  const std::size_t full = n - n % chunk;
-  Chunk max = SetChunk(kLowest);
-  for (std::size_t h = 0; h < halves; ++h) {
-    const T* from = x + h * n;
-    for (std::size_t j = 0; j < full; j += chunk) {
-      const Chunk v = LoadChunk(from + j);
-      max = MaxChunk(max, v);
-    }
-    if (full < n) {
-      const Chunk v = Select(FirstElements<T>(n - full), LoadChunkN(from + full, n - full), max);
-      max = MaxChunk(max, v);
-    }
-  }
-  const VF shift = hn::MaxOfLanes(d, hn::Max(max.v0, max.v1));
-  Chunk sum = SetChunk(0.0f);
-  for (std::size_t h = 0; h < halves; ++h) {
-    const T* from = x + h * n;
-    float* row = to + h * width;
-    for (std::size_t j = 0; j < full; j += chunk) {
-      const Chunk v = LoadChunk(from + j);
-      const Chunk e = ExpDifference(v, {shift, shift});
-      sum = AddChunk(sum, e);
-      StoreChunk(e, row + j);
-    }
-    if (full < n) {
-      const Chunk v = LoadChunkN(from + full, n - full);
-      const Chunk e =
-          Select(FirstElements<T>(n - full), ExpDifference(v, {shift, shift}), SetChunk(0.0f));
-      sum = AddChunk(sum, e);
-      StoreChunk(e, row + full);
-    }
-  }
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum.v0, sum.v1)));
+template <int N>
+HWY_INLINE Pack<N> ExpDifference(const Pack<N>& x, const Pack<N>& shift) {
+  return ExpNoOverflow(Sub(x, shift));
 }
 
 // Columns keep a shift near their maximum instead of the maximum itself, and change
@@ -108,44 +45,41 @@ void StartColumns(float* columns, std::int64_t n) {
   std::fill_n(columns + n, (kRows - 1) * n, 0.0f);
 }
 
-// Adds a few tokens to a chunk of columns, first in registers: Start, Add for each
-// token; if then ExceedsShift(), Start with `max` and add all of them once more; Finish.
-template <int kRows>
+// Adds a few tokens to N vectors of columns, first in registers: Start, AddTokens for one
+// or two at a time; if then ExceedsShift(), Start with `max` and add all of them once more.
+template <int N>
 struct ColumnSums {
-  Chunk shift, max, sum, dot;
+  Pack<N> shift, max, sum, dot;
 
-  HWY_INLINE void Start(const Chunk& new_shift) {
+  HWY_INLINE void Start(const Pack<N>& new_shift) {
     shift = new_shift;
     max = new_shift;
-    sum = SetChunk(0.0f);
-    dot = SetChunk(0.0f);
+    sum = Fill<N>(0.0f);
+    dot = Fill<N>(0.0f);
   }
-  HWY_INLINE void Add(const Chunk& x) {
-    max = MaxChunk(max, x);
-    sum = AddChunk(sum, ExpDifference(x, shift));
+  HWY_INLINE void AddTokens(const Pack<N>& x) {
+    max = Max(max, x);
+    sum = Add(sum, ExpDifference(x, shift));
   }
-  HWY_INLINE void Add(const Chunk& x, const Chunk& dy) {
-    max = MaxChunk(max, x);
-    const Chunk e = ExpDifference(x, shift);
-    sum = AddChunk(sum, e);
-    dot = MulAddChunk(e, dy, dot);
+  HWY_INLINE void AddTokens(const Pack<2 * N>& x) {
+    max = Max(max, Max(FirstHalf(x), SecondHalf(x)));
+    const Pack<2 * N> e = ExpDifference(x, Join(shift, shift));
+    sum = Add(sum, Add(FirstHalf(e), SecondHalf(e)));
   }
-  HWY_INLINE bool ExceedsShift() const {
-    const DF d;
-    const VF slack = hn::Set(d, kShiftSlack);
-    const MF above0 = hn::Gt(hn::Sub(max.v0, shift.v0), slack);
-    const MF above1 = hn::Gt(hn::Sub(max.v1, shift.v1), slack);
-    return !hn::AllFalse(d, hn::Or(above0, above1));
+  HWY_INLINE void AddTokens(const Pack<N>& x, const Pack<N>& dy) {
+    max = Max(max, x);
+    const Pack<N> e = ExpDifference(x, shift);
+    sum = Add(sum, e);
+    dot = MulAdd(e, dy, dot);
   }
-  // Adds to the statistics at `columns`, whose rows are n floats apart.
-  HWY_INLINE void Finish(float* columns, std::size_t n) const {
-    const Chunk scale = ExpDifference(LoadChunk(columns), shift);
-    StoreChunk(shift, columns);
-    StoreChunk(MulAddChunk(LoadChunk(columns + n), scale, sum), columns + n);
-    if constexpr (kRows == 3) {
-      StoreChunk(MulAddChunk(LoadChunk(columns + 2 * n), scale, dot), columns + 2 * n);
-    }
+  HWY_INLINE void AddTokens(const Pack<2 * N>& x, const Pack<2 * N>& dy) {
+    max = Max(max, Max(FirstHalf(x), SecondHalf(x)));
+    const Pack<2 * N> e = ExpDifference(x, Join(shift, shift));
+    sum = Add(sum, Add(FirstHalf(e), SecondHalf(e)));
+    dot = MulAdd(FirstHalf(e), FirstHalf(dy), dot);
+    dot = MulAdd(SecondHalf(e), SecondHalf(dy), dot);
   }
+  HWY_INLINE bool ExceedsShift() const { return AnyGreater(Sub(max, shift), Fill<N>(kShiftSlack)); }
 };
 
 template <int kRows>
@@ -154,14 +88,14 @@ void MergeColumns(float* to, const float* from, std::int64_t n) {
   for (std::int64_t j = 0; j < n; j += chunk) {
     const Chunk to_shift = LoadChunk(to + j);
     const Chunk from_shift = LoadChunk(from + j);
-    const Chunk shift = MaxChunk(to_shift, from_shift);
+    const Chunk shift = Max(to_shift, from_shift);
     const Chunk to_scale = ExpDifference(to_shift, shift);
     const Chunk from_scale = ExpDifference(from_shift, shift);
     StoreChunk(shift, to + j);
     for (int row = 1; row < kRows; ++row) {
       float* sum = to + row * n + j;
-      const Chunk scaled = MulChunk(LoadChunk(from + row * n + j), from_scale);
-      StoreChunk(MulAddChunk(LoadChunk(sum), to_scale, scaled), sum);
+      const Chunk scaled = Mul(LoadChunk(from + row * n + j), from_scale);
+      StoreChunk(MulAdd(LoadChunk(sum), to_scale, scaled), sum);
     }
   }
 }

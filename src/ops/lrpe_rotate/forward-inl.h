@@ -16,98 +16,91 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops::lrpe_rotate {
 namespace HWY_NAMESPACE {
 
+// Each kernel writes the output of kRows ≤ kRowSet rows; `scratch` has 4·width floats for each.
+
 // Element-wise activations.
 template <typename T, class Act, Store kStore>
-void ForwardElements(const Problem& problem, const Region& region, const AngleTable& table,
-                     float* /*row*/, const Columns& /*columns*/) {
-  const std::size_t half = problem.D / 2;
-  ForEachRow(problem, region, table,
-             [&](std::int64_t b, std::int64_t t, std::int64_t h, const RowAngles& angles) HWY_ATTR {
-               const T* x = RowOf<const T>(problem.x, b, t, h);
-               T* out = RowOf<T>(problem.out, b, t, h);
-               RotateRow<Pass::kForward, T>(
-                   angles,
-                   [&](std::size_t k, std::size_t j, std::size_t n)
-                       HWY_ATTR { return Activate<Act>(LoadChunkN(x + k * half + j, n)); },
-                   [&](std::size_t k, std::size_t j, std::size_t n, const Chunk& y)
-                       HWY_ATTR { StoreElements<T, kStore>(y, out + k * half + j, n); });
-             });
-}
+struct ForwardElements {
+  static constexpr bool kReadsX = true;
+  static constexpr bool kReadsGradient = false;
+  static constexpr int kRowSet = 1;
 
-// Softmax over the features: exp of the row in scratch, then scaled and turned.
+  template <int kRows>
+  static HWY_INLINE void Run(const RowShape& shape, const Row<T>* rows, float* /*scratch*/) {
+    const Row<T> row = rows[0];
+    RotateRow<Pass::kForward, T>(
+        shape, row.cos,
+        [&]<int K>(std::size_t j, std::size_t n)
+            ATTNOPS_INLINE_LAMBDA { return Act::Forward(LoadPairs<K>(shape, row.x, j, n)); },
+        [&]<int K>(std::size_t j, std::size_t n, const Pairs<K>& y)
+            ATTNOPS_INLINE_LAMBDA { StorePairs<K, kStore>(shape, y, row.out, j, n); });
+  }
+};
+
+// Softmax over the features: exp of the rows in scratch, then scaled and turned.
 template <typename T, Store kStore>
-void ForwardFeatures(const Problem& problem, const Region& region, const AngleTable& table,
-                     float* row, const Columns& /*columns*/) {
-  const std::size_t half = problem.D / 2;
-  const std::size_t width = table.width;
-  ForEachRow(problem, region, table,
-             [&](std::int64_t b, std::int64_t t, std::int64_t h, const RowAngles& angles) HWY_ATTR {
-               T* out = RowOf<T>(problem.out, b, t, h);
-               const float sum = ExpOfRow(RowOf<const T>(problem.x, b, t, h), half, 2, width, row);
-               const Chunk scale = SetChunk(1.0f / sum);
-               RotateRow<Pass::kForward, T>(
-                   angles,
-                   [&](std::size_t k, std::size_t j, std::size_t)
-                       HWY_ATTR { return MulChunk(LoadChunk(row + k * width + j), scale); },
-                   [&](std::size_t k, std::size_t j, std::size_t n, const Chunk& y)
-                       HWY_ATTR { StoreElements<T, kStore>(y, out + k * half + j, n); });
-             });
-}
+struct ForwardFeatures {
+  static constexpr bool kReadsX = true;
+  static constexpr bool kReadsGradient = false;
+  static constexpr int kRowSet = 4;  // so that the reductions of several rows overlap
+
+  template <int kRows>
+  static HWY_INLINE void Run(const RowShape& shape, const Row<T>* rows, float* scratch) {
+    VF scales[kRows];
+    SoftmaxOfFeatures<kRows>(shape, rows, scratch, scales);
+    for (int r = 0; r < kRows; ++r) {
+      const Row<T> row = rows[r];
+      const float* e = scratch + r * 2 * shape.width;
+      const VF scale = scales[r];
+      RotateRow<Pass::kForward, T>(
+          shape, row.cos,
+          [&]<int K>(std::size_t j, std::size_t)
+              ATTNOPS_INLINE_LAMBDA { return Mul(LoadTable<K>(shape, e, j), Fill<4 * K>(scale)); },
+          [&]<int K>(std::size_t j, std::size_t n, const Pairs<K>& y)
+              ATTNOPS_INLINE_LAMBDA { StorePairs<K, kStore>(shape, y, row.out, j, n); });
+    }
+  }
+};
 
 // Softmax over the sequence, from finished columns.
 template <typename T, Store kStore>
-void ForwardSequence(const Problem& problem, const Region& region, const AngleTable& table,
-                     float* /*row*/, const Columns& columns) {
-  const std::size_t half = problem.D / 2;
-  const std::size_t width = table.width;
-  ForEachRow(problem, region, table,
-             [&](std::int64_t b, std::int64_t t, std::int64_t h, const RowAngles& angles) HWY_ATTR {
-               const T* x = RowOf<const T>(problem.x, b, t, h);
-               T* out = RowOf<T>(problem.out, b, t, h);
-               const float* shift = columns.At(b, h);
-               const float* scale = shift + 2 * width;
-               RotateRow<Pass::kForward, T>(
-                   angles,
-                   [&](std::size_t k, std::size_t j, std::size_t n) HWY_ATTR {
-                     const Chunk e = ExpDifference(LoadChunkN(x + k * half + j, n),
-                                                   LoadChunk(shift + k * width + j));
-                     return MulChunk(e, LoadChunk(scale + k * width + j));
-                   },
-                   [&](std::size_t k, std::size_t j, std::size_t n, const Chunk& y)
-                       HWY_ATTR { StoreElements<T, kStore>(y, out + k * half + j, n); });
-             });
-}
+struct ForwardSequence {
+  static constexpr bool kReadsX = true;
+  static constexpr bool kReadsGradient = false;
+  static constexpr int kRowSet = 1;
 
-// Adds the tokens of a region to the columns' sums.
+  template <int kRows>
+  static HWY_INLINE void Run(const RowShape& shape, const Row<T>* rows, float* /*scratch*/) {
+    const Row<T> row = rows[0];
+    const float* scale = row.columns + 2 * shape.width;
+    RotateRow<Pass::kForward, T>(
+        shape, row.cos,
+        [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+          const Pairs<K> e =
+              ExpDifference(LoadPairs<K>(shape, row.x, j, n), LoadTable<K>(shape, row.columns, j));
+          return Mul(e, LoadTable<K>(shape, scale, j));
+        },
+        [&]<int K>(std::size_t j, std::size_t n, const Pairs<K>& y)
+            ATTNOPS_INLINE_LAMBDA { StorePairs<K, kStore>(shape, y, row.out, j, n); });
+  }
+};
+
 template <typename T>
 void AddColumnsForward(const Problem& problem, const Region& region, const AngleTable& table,
-                       const Columns& columns) {
-  const std::size_t half = problem.D / 2;
-  const std::size_t width = table.width;
-  const std::size_t chunk = ChunkSize();
-  for (std::int64_t b = region.batch_begin; b < region.batch_end; ++b) {
-    for (std::int64_t h = region.head_begin; h < region.head_end; ++h) {
-      float* stats = columns.At(b, h);
-      for (std::size_t k = 0; k < 2; ++k) {
-        for (std::size_t j = 0; j < half; j += chunk) {
-          const std::size_t n = std::min(chunk, half - j);
-          ColumnSums<2> sums;
-          const auto add_tokens = [&]() HWY_ATTR {
-            for (std::int64_t t = region.token_begin; t < region.token_end; ++t) {
-              sums.Add(LoadChunkN(RowOf<const T>(problem.x, b, t, h) + k * half + j, n));
-            }
-          };
-          sums.Start(LoadChunk(stats + k * width + j));
-          add_tokens();
-          if (HWY_UNLIKELY(sums.ExceedsShift())) {
-            sums.Start(sums.max);
-            add_tokens();
-          }
-          sums.Finish(stats + k * width + j, 2 * width);
+                       const Columns& columns, bool first) {
+  const RowShape shape(problem, table);
+  AddColumns<Pass::kForward, T>(
+      problem, region, table, columns, first,
+      [&]<int M>(ColumnSums<4>& sums, std::int64_t b, std::int64_t t, std::int64_t h, std::size_t j,
+                 std::size_t n) ATTNOPS_INLINE_LAMBDA {
+        const T* x = RowOf<const T>(problem.x, b, t, h);
+        const Pairs<> first = LoadPairs<1>(shape, x, j, n);
+        if constexpr (M == 1) {
+          sums.AddTokens(first);
+        } else {
+          sums.AddTokens(Join(first, LoadPairs<1>(shape, x + problem.x.token, j, n)));
         }
-      }
-    }
-  }
+      });
 }
 
 }  // namespace HWY_NAMESPACE

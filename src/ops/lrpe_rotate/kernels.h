@@ -44,7 +44,7 @@ struct Columns {
   // Once merged: shift, 1/Σ and Σ p·dy.
   static constexpr int Rows(Pass pass) { return pass == Pass::kForward ? 2 : 3; }
 
-  float* data;
+  float* data = nullptr;
   std::int64_t batch_begin, head_begin;
   std::int64_t heads;
   std::int64_t size;  // floats of one (b,h)
@@ -53,6 +53,9 @@ struct Columns {
     return data + ((batch - batch_begin) * heads + head - head_begin) * size;
   }
 };
+
+// Rows that a kernel takes at a time, at the most.
+constexpr std::int64_t kMaxRowSet = 4;
 
 struct Kernels {
   std::int64_t chunk;         // rows of tables are padded to a multiple of it
@@ -63,22 +66,25 @@ struct Kernels {
   void (*fill_table)(const Angles& angles, std::int64_t row_begin, std::int64_t row_end,
                      std::int64_t first, std::int64_t positions, float* table);
 
-  // Writes a region of the output. `row` is scratch of two rows of 2·width floats;
-  // `columns` is read by softmax over the sequence.
-  void (*apply)(const Problem& problem, const Region& region, const AngleTable& table, float* row,
-                const Columns& columns);
+  // Writes a region of the output. `scratch` has two rows of 2·width floats for each of
+  // kMaxRowSet rows; `columns` is read by softmax over the sequence.
+  void (*apply)(const Problem& problem, const Region& region, const AngleTable& table,
+                float* scratch, const Columns& columns);
 
-  // Softmax over the sequence: starts columns, adds a region to them, merges `from`
-  // into `to`, and turns sums into what apply reads. `count` (b,h) at once.
+  // Softmax over the sequence: starts columns, adds a region to them (`first`: nothing was
+  // added before), merges `from` into `to`, and turns sums into what apply reads. `count` (b,h) at
+  // once.
   void (*start_columns)(float* columns, std::int64_t count, std::int64_t width);
   void (*add_columns)(const Problem& problem, const Region& region, const AngleTable& table,
-                      const Columns& columns);
+                      const Columns& columns, bool first);
   void (*merge_columns)(float* to, const float* from, std::int64_t count, std::int64_t width);
   void (*finish_columns)(float* columns, std::int64_t count, std::int64_t width);
 };
 
-// The kernels on the chosen SIMD target.
-Kernels GetKernels(Pass pass, DType dtype, Activation::Kind act, SoftmaxAxis axis);
+// The kernels for each type, on the chosen SIMD target.
+Kernels Float32Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
+Kernels Float16Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
+Kernels BFloat16Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
 
 }  // namespace attnops::lrpe_rotate
 

@@ -13,7 +13,6 @@ namespace attnops {
 namespace {
 
 using lrpe_rotate::Columns;
-using lrpe_rotate::GetKernels;
 using lrpe_rotate::Kernels;
 using lrpe_rotate::Pass;
 using lrpe_rotate::Problem;
@@ -35,12 +34,10 @@ constexpr std::int64_t kStreamBytes = 4 << 20;
 constexpr std::int64_t kSerialBytes = 64 << 10;
 // More tasks than any sensible number of threads, so that none waits for the last.
 constexpr std::int64_t kTasks = 64;
-// Softmax over the sequence reads its input twice. It takes as many columns at once as
-// leave the second reading a chance to find the input in the last-level cache, and no
-// more than the statistics of kPieces pieces of the sequence have room for.
+// Softmax over the sequence cuts it into at most this many pieces, and takes as many columns
+// at once as the statistics of all pieces have room for.
 constexpr std::int64_t kPieces = 32;
-constexpr std::int64_t kGroupBytes = 8 << 20;
-constexpr std::int64_t kColumnBytes = 4 << 20;
+constexpr std::int64_t kColumnBytes = 7 << 20;
 
 void Check(const ConstTensorView& x, const ConstTensorView& theta,
            const LrpeRotateOptions& options) {
@@ -106,7 +103,7 @@ struct Call {
   std::int64_t TableSize() const {
     return angles.block * std::min(angles.rows, head_group) * angles.RowSize();
   }
-  std::int64_t RowScratch() const { return 2 * angles.RowSize(); }
+  std::int64_t RowScratch() const { return lrpe_rotate::kMaxRowSet * 2 * angles.RowSize(); }
 
   // The tokens of a block, with their angles at `table`.
   AngleTable FillTable(const Region& region, float* table) const {
@@ -137,7 +134,8 @@ struct Call {
 void RunBlocks(const Call& call, Scratch& scratch) {
   float* memory = scratch.Take<float>(call.workers * call.WorkerScratch());
   const std::int64_t places = call.Blocks() * call.HeadGroups();
-  const std::int64_t parts = std::min(call.problem.B, DivideUp(kTasks, places));
+  // A part of fewer than 4 batches would cost as much for its angles as for its rows.
+  const std::int64_t parts = std::min(DivideUp(call.problem.B, 4), DivideUp(kTasks, places));
   RunTasks(places * parts, call.workers, [&](std::int64_t task, int worker) {
     const std::int64_t part = task % parts;
     const std::int64_t place = task / parts;
@@ -158,18 +156,16 @@ struct SequencePlan {
   std::int64_t batches;      // in a group
   std::int64_t heads;        // in a group; all of them unless batches is 1
 
-  SequencePlan(const Call& call, Pass pass, int bytes_per_element) {
+  SequencePlan(const Call& call, Pass pass) {
     const Problem& problem = call.problem;
     piece_blocks = DivideUp(call.Blocks(), kPieces);
     pieces = DivideUp(call.Blocks(), piece_blocks);
     column_size = Columns::Rows(pass) * call.angles.RowSize();
-    const std::int64_t inputs = pass == Pass::kForward ? 1 : 2;
-    const std::int64_t input_bytes = inputs * problem.N * problem.D * bytes_per_element;
     const std::int64_t fit =
-        std::min(kGroupBytes / input_bytes,
-                 kColumnBytes / (pieces * column_size * static_cast<std::int64_t>(sizeof(float))));
-    batches = std::clamp<std::int64_t>(fit / problem.H, 1, problem.B);
+        kColumnBytes / (pieces * column_size * static_cast<std::int64_t>(sizeof(float)));
     heads = std::clamp<std::int64_t>(fit, 1, problem.H);
+    const std::int64_t most = std::clamp<std::int64_t>(fit / problem.H, 1, problem.B);
+    batches = DivideUp(problem.B, DivideUp(problem.B, most));  // groups of equal size
   }
 
   std::int64_t StatisticsSize() const { return pieces * batches * heads * column_size; }
@@ -211,7 +207,7 @@ void RunSequence(const Call& call, const SequencePlan& plan, Pass pass, Scratch&
           if (pass == Pass::kBackward) {
             table = call.FillTable(region, memory + worker * call.WorkerScratch());
           }
-          kernels.add_columns(problem, region, table, columns);
+          kernels.add_columns(problem, region, table, columns, block == first);
         }
       });
       RunTasks((batch_end - batch) * (head_end - head), call.workers, [&](std::int64_t i, int) {
@@ -230,6 +226,18 @@ void RunSequence(const Call& call, const SequencePlan& plan, Pass pass, Scratch&
       });
     }
   }
+}
+
+Kernels GetKernels(Pass pass, DType dtype, Activation::Kind act, SoftmaxAxis axis) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return lrpe_rotate::Float32Kernels(pass, act, axis);
+    case DType::kFloat16:
+      return lrpe_rotate::Float16Kernels(pass, act, axis);
+    case DType::kBFloat16:
+      return lrpe_rotate::BFloat16Kernels(pass, act, axis);
+  }
+  return {};
 }
 
 void Run(Pass pass, const ConstTensorView& x, const ConstTensorView& theta,
@@ -271,7 +279,7 @@ void Run(Pass pass, const ConstTensorView& x, const ConstTensorView& theta,
   std::size_t scratch_bytes = Scratch::Size<std::uint64_t>(angle_count) +
                               Scratch::Size<float>(angle_count) + Scratch::Size<float>(step_count) +
                               Scratch::Size<float>(call.workers * call.WorkerScratch());
-  const SequencePlan plan(call, pass, SizeOf(x.dtype()));
+  const SequencePlan plan(call, pass);
   if (axis == SoftmaxAxis::kSequence) scratch_bytes += Scratch::Size<float>(plan.StatisticsSize());
 
   Scratch scratch(scratch_bytes);

@@ -1,21 +1,22 @@
-// The kernels of lrpe_rotate for every SIMD target.
-#include "src/ops/lrpe_rotate/kernels.h"
+// The table of kernels for one element type.
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "src/ops/lrpe_rotate/kernels.cc"
-#include <hwy/foreach_target.h>
+#if defined(ATTNOPS_SRC_OPS_LRPE_ROTATE_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_OPS_LRPE_ROTATE_KERNELS_INL_H_
+#undef ATTNOPS_SRC_OPS_LRPE_ROTATE_KERNELS_INL_H_
+#else
+#define ATTNOPS_SRC_OPS_LRPE_ROTATE_KERNELS_INL_H_
+#endif
+
 #include <hwy/highway.h>
 
 #include "src/ops/lrpe_rotate/backward-inl.h"
 #include "src/ops/lrpe_rotate/forward-inl.h"
+#include "src/ops/lrpe_rotate/kernels.h"
 #include "src/simd/angles-inl.h"
-#include "src/simd/target.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops::lrpe_rotate {
 namespace HWY_NAMESPACE {
-namespace {
-
 template <typename T>
 void FillTurnsOf(const ConstTensorView& theta, std::int64_t pairs, const Angles& angles) {
   const std::int64_t stride = theta.stride(0);
@@ -34,21 +35,23 @@ using Apply = decltype(Kernels::apply);
 
 // The streamed form where the problem asks for it. The fence makes streamed stores
 // visible before the task counts as done.
-template <Apply kCached, Apply kStreamed>
-void ApplyEither(const Problem& problem, const Region& region, const AngleTable& table, float* row,
-                 const Columns& columns) {
-  if (!problem.stream) return kCached(problem, region, table, row, columns);
-  kStreamed(problem, region, table, row, columns);
+template <typename T, class Cached, class Streamed>
+void ApplyEither(const Problem& problem, const Region& region, const AngleTable& table,
+                 float* scratch, const Columns& columns) {
+  if (!problem.stream) {
+    return ForEachRowSet<T, Cached>(problem, region, table, scratch, columns);
+  }
+  ForEachRowSet<T, Streamed>(problem, region, table, scratch, columns);
   hwy::FlushStream();
 }
 
 template <Pass kPass, typename T, class Act>
 constexpr Apply ElementsOf() {
   if constexpr (kPass == Pass::kForward) {
-    return ApplyEither<ForwardElements<T, Act, Store::kCached>,
+    return ApplyEither<T, ForwardElements<T, Act, Store::kCached>,
                        ForwardElements<T, Act, Store::kStreamed>>;
   } else {
-    return ApplyEither<BackwardElements<T, Act, Store::kCached>,
+    return ApplyEither<T, BackwardElements<T, Act, Store::kCached>,
                        BackwardElements<T, Act, Store::kStreamed>>;
   }
 }
@@ -57,14 +60,14 @@ template <Pass kPass, typename T>
 Apply SoftmaxOf(SoftmaxAxis axis) {
   const bool features = axis == SoftmaxAxis::kFeatures;
   if constexpr (kPass == Pass::kForward) {
-    return features ? ApplyEither<ForwardFeatures<T, Store::kCached>,
+    return features ? ApplyEither<T, ForwardFeatures<T, Store::kCached>,
                                   ForwardFeatures<T, Store::kStreamed>>
-                    : ApplyEither<ForwardSequence<T, Store::kCached>,
+                    : ApplyEither<T, ForwardSequence<T, Store::kCached>,
                                   ForwardSequence<T, Store::kStreamed>>;
   } else {
-    return features ? ApplyEither<BackwardFeatures<T, Store::kCached>,
+    return features ? ApplyEither<T, BackwardFeatures<T, Store::kCached>,
                                   BackwardFeatures<T, Store::kStreamed>>
-                    : ApplyEither<BackwardSequence<T, Store::kCached>,
+                    : ApplyEither<T, BackwardSequence<T, Store::kCached>,
                                   BackwardSequence<T, Store::kStreamed>>;
   }
 }
@@ -129,37 +132,13 @@ Kernels KernelsOf(Activation::Kind act, SoftmaxAxis axis) {
 }
 
 template <typename T>
-Kernels KernelsOfType(Pass pass, Activation::Kind act, SoftmaxAxis axis) {
+HWY_INLINE Kernels KernelsOfType(Pass pass, Activation::Kind act, SoftmaxAxis axis) {
   return pass == Pass::kForward ? KernelsOf<Pass::kForward, T>(act, axis)
                                 : KernelsOf<Pass::kBackward, T>(act, axis);
-}
-
-}  // namespace
-
-Kernels GetKernelsOfTarget(Pass pass, DType dtype, Activation::Kind act, SoftmaxAxis axis) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return KernelsOfType<float>(pass, act, axis);
-    case DType::kFloat16:
-      return KernelsOfType<Float16>(pass, act, axis);
-    case DType::kBFloat16:
-      return KernelsOfType<BFloat16>(pass, act, axis);
-  }
-  return {};
 }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace attnops::lrpe_rotate
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-namespace attnops::lrpe_rotate {
-
-HWY_EXPORT(GetKernelsOfTarget);
-
-Kernels GetKernels(Pass pass, DType dtype, Activation::Kind act, SoftmaxAxis axis) {
-  return ATTNOPS_DISPATCH(GetKernelsOfTarget)(pass, dtype, act, axis);
-}
-
-}  // namespace attnops::lrpe_rotate
-#endif  // HWY_ONCE
+#endif  // ATTNOPS_SRC_OPS_LRPE_ROTATE_KERNELS_INL_H_
