@@ -21,7 +21,7 @@ namespace HWY_NAMESPACE {
 
 struct ActNone {
   static constexpr bool kUsesX = false;
-  template <int N>
+  template <Accuracy kAccuracy, int N>
   static HWY_INLINE Pack<N> Forward(const Pack<N>& x) {
     return x;
   }
@@ -30,11 +30,11 @@ struct ActNone {
 // A NaN stays one.
 struct ActRelu {
   static constexpr bool kUsesX = true;
-  template <int N>
+  template <Accuracy kAccuracy, int N>
   static HWY_INLINE Pack<N> Forward(const Pack<N>& x) {
     return ZeroWhereNotPositive(x, x);
   }
-  template <int N>
+  template <Accuracy kAccuracy, int N>
   static HWY_INLINE Pack<N> Backward(const Pack<N>& x, const Pack<N>& dy) {
     return ZeroWhereNotPositive(x, dy);
   }
@@ -42,14 +42,14 @@ struct ActRelu {
 
 struct ActSigmoid {
   static constexpr bool kUsesX = true;
-  template <int N>
+  template <Accuracy kAccuracy, int N>
   static HWY_INLINE Pack<N> Forward(const Pack<N>& x) {
-    return Sigmoid(x);
+    return Sigmoid<kAccuracy>(x);
   }
   // s(1−s) is even in x: from exp(−|x|) it keeps its relative accuracy.
-  template <int N>
+  template <Accuracy kAccuracy, int N>
   static HWY_INLINE Pack<N> Backward(const Pack<N>& x, const Pack<N>& dy) {
-    const Pack<N> e = ExpNoOverflow(Neg(Abs(x)));
+    const Pack<N> e = ExpNoOverflow<kAccuracy>(Neg(Abs(x)));
     const Pack<N> r = ReciprocalAboveOne(Add(e, Fill<N>(1.0f)));
     return Mul(dy, Mul(Mul(e, r), r));
   }
@@ -57,14 +57,14 @@ struct ActSigmoid {
 
 struct ActSilu {
   static constexpr bool kUsesX = true;
-  template <int N>
+  template <Accuracy kAccuracy, int N>
   static HWY_INLINE Pack<N> Forward(const Pack<N>& x) {
-    return Mul(x, Sigmoid(x));
+    return Mul(x, Sigmoid<kAccuracy>(x));
   }
-  template <int N>
+  template <Accuracy kAccuracy, int N>
   static HWY_INLINE Pack<N> Backward(const Pack<N>& x, const Pack<N>& dy) {
     const Pack<N> one = Fill<N>(1.0f);
-    const Pack<N> s = Sigmoid(x);
+    const Pack<N> s = Sigmoid<kAccuracy>(x);
     return Mul(dy, Mul(s, MulAdd(x, Sub(one, s), one)));
   }
 };

@@ -26,14 +26,14 @@ namespace HWY_NAMESPACE {
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 
 // exp(x − shift), where no x exceeds its shift by more than 87.
-template <int N>
+template <Accuracy kAccuracy, int N>
 HWY_INLINE Pack<N> ExpDifference(const Pack<N>& x, const Pack<N>& shift) {
-  return ExpNoOverflow(Sub(x, shift));
+  return ExpNoOverflow<kAccuracy>(Sub(x, shift));
 }
 
-// Columns keep a shift near their maximum instead of the maximum itself, and change
-// it only when a value exceeds it by more than this: exp stays below e^16, sums of
-// any length stay finite, and the rescaling is rare.
+// Columns keep a shift near their maximum instead of the maximum itself: that of the first
+// tokens, and a new one only when a value exceeds it by more than this. exp stays below e^16,
+// sums of any length stay finite, and a new shift is rare.
 constexpr float kShiftSlack = 16.0f;
 
 // The statistics of a set of columns, `n` of them in rows of n floats (a multiple of
@@ -45,9 +45,9 @@ void StartColumns(float* columns, std::int64_t n) {
   std::fill_n(columns + n, (kRows - 1) * n, 0.0f);
 }
 
-// Adds a few tokens to N vectors of columns, first in registers: Start, AddTokens for one
-// or two at a time; if then ExceedsShift(), Start with `max` and add all of them once more.
-template <int N>
+// Adds a few tokens to N vectors of columns, first in registers: Start, and AddTokens for one
+// or two at a time. If then ExceedsShift(), all of it is to be done again with the shift `max`.
+template <int N, Accuracy kAccuracy>
 struct ColumnSums {
   Pack<N> shift, max, sum, dot;
 
@@ -59,22 +59,22 @@ struct ColumnSums {
   }
   HWY_INLINE void AddTokens(const Pack<N>& x) {
     max = Max(max, x);
-    sum = Add(sum, ExpDifference(x, shift));
+    sum = Add(sum, ExpDifference<kAccuracy>(x, shift));
   }
   HWY_INLINE void AddTokens(const Pack<2 * N>& x) {
     max = Max(max, Max(FirstHalf(x), SecondHalf(x)));
-    const Pack<2 * N> e = ExpDifference(x, Join(shift, shift));
+    const Pack<2 * N> e = ExpDifference<kAccuracy>(x, Join(shift, shift));
     sum = Add(sum, Add(FirstHalf(e), SecondHalf(e)));
   }
   HWY_INLINE void AddTokens(const Pack<N>& x, const Pack<N>& dy) {
     max = Max(max, x);
-    const Pack<N> e = ExpDifference(x, shift);
+    const Pack<N> e = ExpDifference<kAccuracy>(x, shift);
     sum = Add(sum, e);
     dot = MulAdd(e, dy, dot);
   }
   HWY_INLINE void AddTokens(const Pack<2 * N>& x, const Pack<2 * N>& dy) {
     max = Max(max, Max(FirstHalf(x), SecondHalf(x)));
-    const Pack<2 * N> e = ExpDifference(x, Join(shift, shift));
+    const Pack<2 * N> e = ExpDifference<kAccuracy>(x, Join(shift, shift));
     sum = Add(sum, Add(FirstHalf(e), SecondHalf(e)));
     dot = MulAdd(FirstHalf(e), FirstHalf(dy), dot);
     dot = MulAdd(SecondHalf(e), SecondHalf(dy), dot);
@@ -89,8 +89,8 @@ void MergeColumns(float* to, const float* from, std::int64_t n) {
     const Chunk to_shift = LoadChunk(to + j);
     const Chunk from_shift = LoadChunk(from + j);
     const Chunk shift = Max(to_shift, from_shift);
-    const Chunk to_scale = ExpDifference(to_shift, shift);
-    const Chunk from_scale = ExpDifference(from_shift, shift);
+    const Chunk to_scale = ExpDifference<Accuracy::kFloat32>(to_shift, shift);
+    const Chunk from_scale = ExpDifference<Accuracy::kFloat32>(from_shift, shift);
     StoreChunk(shift, to + j);
     for (int row = 1; row < kRows; ++row) {
       float* sum = to + row * n + j;

@@ -31,7 +31,8 @@ struct BackwardElements {
             ATTNOPS_INLINE_LAMBDA { return LoadPairs<K>(shape, row.d_out, j, n); },
         [&]<int K>(std::size_t j, std::size_t n, const Pairs<K>& dy) ATTNOPS_INLINE_LAMBDA {
           if constexpr (Act::kUsesX) {
-            const Pairs<K> dx = Act::Backward(LoadPairs<K>(shape, row.x, j, n), dy);
+            const Pairs<K> dx =
+                Act::template Backward<AccuracyFor<T>()>(LoadPairs<K>(shape, row.x, j, n), dy);
             StorePairs<K, kStore>(shape, dx, row.out, j, n);
           } else {
             StorePairs<K, kStore>(shape, dy, row.out, j, n);
@@ -102,8 +103,8 @@ struct BackwardSequence {
         [&]<int K>(std::size_t j, std::size_t n)
             ATTNOPS_INLINE_LAMBDA { return LoadPairs<K>(shape, row.d_out, j, n); },
         [&]<int K>(std::size_t j, std::size_t n, const Pairs<K>& dy) ATTNOPS_INLINE_LAMBDA {
-          const Pairs<K> e =
-              ExpDifference(LoadPairs<K>(shape, row.x, j, n), LoadTable<K>(shape, row.columns, j));
+          const Pairs<K> e = ExpDifference<AccuracyFor<T>()>(LoadPairs<K>(shape, row.x, j, n),
+                                                             LoadTable<K>(shape, row.columns, j));
           const Pairs<K> p = Mul(e, LoadTable<K>(shape, scale, j));
           StorePairs<K, kStore>(shape, Mul(p, Sub(dy, LoadTable<K>(shape, mean, j))), row.out, j,
                                 n);
@@ -117,8 +118,8 @@ void AddColumnsBackward(const Problem& problem, const Region& region, const Angl
   const RowShape shape(problem, table);
   AddColumns<Pass::kBackward, T>(
       problem, region, table, columns, first,
-      [&]<int M>(ColumnSums<4>& sums, std::int64_t b, std::int64_t t, std::int64_t h, std::size_t j,
-                 std::size_t n) ATTNOPS_INLINE_LAMBDA {
+      [&]<int M>(ColumnSums<4, AccuracyFor<T>()>& sums, std::int64_t b, std::int64_t t,
+                 std::int64_t h, std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
         const T* x = RowOf<const T>(problem.x, b, t, h);
         const std::size_t rotated = RotatedOf(shape, j, n);
         const auto dy_of = [&](std::int64_t token) ATTNOPS_INLINE_LAMBDA {

@@ -30,8 +30,9 @@ struct ForwardElements {
     const Row<T> row = rows[0];
     RotateRow<Pass::kForward, T>(
         shape, row.cos,
-        [&]<int K>(std::size_t j, std::size_t n)
-            ATTNOPS_INLINE_LAMBDA { return Act::Forward(LoadPairs<K>(shape, row.x, j, n)); },
+        [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+          return Act::template Forward<AccuracyFor<T>()>(LoadPairs<K>(shape, row.x, j, n));
+        },
         [&]<int K>(std::size_t j, std::size_t n, const Pairs<K>& y)
             ATTNOPS_INLINE_LAMBDA { StorePairs<K, kStore>(shape, y, row.out, j, n); });
   }
@@ -76,8 +77,8 @@ struct ForwardSequence {
     RotateRow<Pass::kForward, T>(
         shape, row.cos,
         [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-          const Pairs<K> e =
-              ExpDifference(LoadPairs<K>(shape, row.x, j, n), LoadTable<K>(shape, row.columns, j));
+          const Pairs<K> e = ExpDifference<AccuracyFor<T>()>(LoadPairs<K>(shape, row.x, j, n),
+                                                             LoadTable<K>(shape, row.columns, j));
           return Mul(e, LoadTable<K>(shape, scale, j));
         },
         [&]<int K>(std::size_t j, std::size_t n, const Pairs<K>& y)
@@ -91,8 +92,8 @@ void AddColumnsForward(const Problem& problem, const Region& region, const Angle
   const RowShape shape(problem, table);
   AddColumns<Pass::kForward, T>(
       problem, region, table, columns, first,
-      [&]<int M>(ColumnSums<4>& sums, std::int64_t b, std::int64_t t, std::int64_t h, std::size_t j,
-                 std::size_t n) ATTNOPS_INLINE_LAMBDA {
+      [&]<int M>(ColumnSums<4, AccuracyFor<T>()>& sums, std::int64_t b, std::int64_t t,
+                 std::int64_t h, std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
         const T* x = RowOf<const T>(problem.x, b, t, h);
         const Pairs<> first = LoadPairs<1>(shape, x, j, n);
         if constexpr (M == 1) {

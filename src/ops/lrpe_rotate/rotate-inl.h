@@ -208,9 +208,9 @@ HWY_INLINE VF ExpOfFeatures(const RowShape& shape, const T* x, VF shift, float* 
   const std::size_t chunk = ChunkSize();
   const auto exp_of = [&]<int N>(const Pack<N>& v) ATTNOPS_INLINE_LAMBDA {
     if constexpr (kShift) {
-      return ExpDifference(v, Fill<N>(shift));
+      return ExpDifference<AccuracyFor<T>()>(v, Fill<N>(shift));
     } else {
-      return ExpWithin87(v);
+      return ExpWithin87<AccuracyFor<T>()>(v);
     }
   };
   VF total = hn::Zero(DF());
@@ -287,17 +287,9 @@ HWY_INLINE void AddColumns(const Problem& problem, const Region& region, const A
       float* dots_row = sums_row + 2 * shape.width;
       for (std::size_t j = 0; j < shape.half; j += chunk) {
         const std::size_t n = std::min(chunk, shape.half - j);
-        Pairs<> old_shift = LoadTable<1>(shape, shifts, j);
-        if (first) {
-          for (std::int64_t t = region.token_begin; t < region.token_end; ++t) {
-            old_shift =
-                Max(old_shift, LoadPairs<1>(shape, RowOf<const T>(problem.x, b, t, h), j, n));
-          }
-          StoreTable<1>(shape, old_shift, shifts, j);
-        }
-        ColumnSums<4> sums;
-        sums.Start(old_shift);
-        for (;;) {
+        const auto sum_tokens = [&](const Pairs<>& shift) ATTNOPS_INLINE_LAMBDA {
+          ColumnSums<4, AccuracyFor<T>()> sums;
+          sums.Start(shift);
           std::int64_t t = region.token_begin;
           for (; t + ATTNOPS_CHUNKS <= region.token_end; t += ATTNOPS_CHUNKS) {
             add_tokens.template operator()<ATTNOPS_CHUNKS>(sums, b, t, h, j, n);
@@ -305,15 +297,25 @@ HWY_INLINE void AddColumns(const Problem& problem, const Region& region, const A
           for (; t < region.token_end; ++t) {
             add_tokens.template operator()<1>(sums, b, t, h, j, n);
           }
-          if (HWY_LIKELY(!sums.ExceedsShift())) break;
-          const Pairs<> shift = sums.max;
-          const Pairs<> scale = ExpDifference(old_shift, shift);
+          return sums;
+        };
+        Pairs<> shift = LoadTable<1>(shape, shifts, j);
+        if (first) {
+          for (std::int64_t t = region.token_begin; t < region.token_end; ++t) {
+            shift = Max(shift, LoadPairs<1>(shape, RowOf<const T>(problem.x, b, t, h), j, n));
+          }
           StoreTable<1>(shape, shift, shifts, j);
+        }
+        auto sums = sum_tokens(shift);
+        if (HWY_UNLIKELY(sums.ExceedsShift())) {
+          const Pairs<> new_shift = sums.max;
+          const Pairs<> scale = ExpDifference<Accuracy::kFloat32>(shift, new_shift);
+          StoreTable<1>(shape, new_shift, shifts, j);
           StoreTable<1>(shape, Mul(LoadTable<1>(shape, sums_row, j), scale), sums_row, j);
           if constexpr (kPass == Pass::kBackward) {
             StoreTable<1>(shape, Mul(LoadTable<1>(shape, dots_row, j), scale), dots_row, j);
           }
-          sums.Start(shift);
+          sums = sum_tokens(new_shift);
         }
         StoreTable<1>(shape, Add(LoadTable<1>(shape, sums_row, j), sums.sum), sums_row, j);
         if constexpr (kPass == Pass::kBackward) {
