@@ -35,8 +35,10 @@ constexpr std::int64_t kSerialBytes = 64 << 10;
 // More tasks than any sensible number of threads, so that none waits for the last.
 constexpr std::int64_t kTasks = 64;
 // Softmax over the sequence cuts it into at most this many pieces, and takes as many columns
-// at once as the statistics of all pieces have room for.
+// at once as the statistics of all pieces have room for. A piece has several blocks: its first
+// one is read once more for the maximum, and pieces have to be merged.
 constexpr std::int64_t kPieces = 32;
+constexpr std::int64_t kPieceBlocks = 4;
 constexpr std::int64_t kColumnBytes = 7 << 20;
 
 void Check(const ConstTensorView& x, const ConstTensorView& theta,
@@ -105,6 +107,12 @@ struct Call {
   }
   std::int64_t RowScratch() const { return lrpe_rotate::kMaxRowSet * 2 * angles.RowSize(); }
 
+  // Into how many parts `batches` are divided where `places` alone are too few tasks. A part
+  // of fewer than 4 would cost as much for its angles as for its rows.
+  static std::int64_t BatchParts(std::int64_t batches, std::int64_t places) {
+    return std::min(DivideUp(batches, 4), DivideUp(kTasks, places));
+  }
+
   // The tokens of a block, with their angles at `table`.
   AngleTable FillTable(const Region& region, float* table) const {
     const bool shared = angles.rows == 1;
@@ -134,8 +142,7 @@ struct Call {
 void RunBlocks(const Call& call, Scratch& scratch) {
   float* memory = scratch.Take<float>(call.workers * call.WorkerScratch());
   const std::int64_t places = call.Blocks() * call.HeadGroups();
-  // A part of fewer than 4 batches would cost as much for its angles as for its rows.
-  const std::int64_t parts = std::min(DivideUp(call.problem.B, 4), DivideUp(kTasks, places));
+  const std::int64_t parts = call.BatchParts(call.problem.B, places);
   RunTasks(places * parts, call.workers, [&](std::int64_t task, int worker) {
     const std::int64_t part = task % parts;
     const std::int64_t place = task / parts;
@@ -158,7 +165,7 @@ struct SequencePlan {
 
   SequencePlan(const Call& call, Pass pass) {
     const Problem& problem = call.problem;
-    piece_blocks = DivideUp(call.Blocks(), kPieces);
+    piece_blocks = std::max(kPieceBlocks, DivideUp(call.Blocks(), kPieces));
     pieces = DivideUp(call.Blocks(), piece_blocks);
     column_size = Columns::Rows(pass) * call.angles.RowSize();
     const std::int64_t fit =
@@ -189,17 +196,22 @@ void RunSequence(const Call& call, const SequencePlan& plan, Pass pass, Scratch&
         return Columns{statistics + piece * piece_size, batch, head, head_end - head,
                        plan.column_size};
       };
-      RunTasks(plan.pieces * groups, call.workers, [&](std::int64_t task, int worker) {
-        const std::int64_t piece = task / groups;
+      const std::int64_t places = plan.pieces * groups;
+      const std::int64_t parts = call.BatchParts(batch_end - batch, places);
+      RunTasks(places * parts, call.workers, [&](std::int64_t task, int worker) {
+        const std::int64_t part = task % parts;
+        const std::int64_t group = task / parts % groups;
+        const std::int64_t piece = task / parts / groups;
         const std::int64_t first = piece * plan.piece_blocks;
         const std::int64_t last = std::min(call.Blocks(), first + plan.piece_blocks);
+        const std::int64_t begin = batch + (batch_end - batch) * part / parts;
+        const std::int64_t end = batch + (batch_end - batch) * (part + 1) / parts;
         const Columns columns = columns_of(piece);
         AngleTable table{memory + worker * call.WorkerScratch(), 1, width};
         for (std::int64_t block = first; block < last; ++block) {
-          const Region region =
-              call.RegionOf(block, task % groups, head, head_end, batch, batch_end);
+          const Region region = call.RegionOf(block, group, head, head_end, begin, end);
           if (block == first) {
-            for (std::int64_t b = batch; b < batch_end; ++b) {
+            for (std::int64_t b = begin; b < end; ++b) {
               kernels.start_columns(columns.At(b, region.head_begin),
                                     region.head_end - region.head_begin, width);
             }
