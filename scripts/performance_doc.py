@@ -95,11 +95,13 @@ def section(document: dict, kind: str, only: str | None = None) -> str:
 def machine(document: dict) -> str:
     """Where and when it was measured."""
     e = document["environment"]
-    return (
-        f"{e['cpu']}, {e['threads']} threads, SIMD target {e['target']}, copy bandwidth "
-        f"{e['limits']['bandwidth'] / 1e9:.1f} GB/s, FMA peak {e['limits']['fma'] / 1e9:.0f} "
-        f"GFLOP/s, torch {e['torch']}, {e['date'][:10]}"
-    )
+    parts = [e["cpu"], f"{e['threads']} threads"]
+    if "target" in e:
+        parts.append(f"SIMD target {e['target']}")
+    if "limits" in e:  # a run of memory tables alone has none
+        parts.append(f"copy bandwidth {e['limits']['bandwidth'] / 1e9:.1f} GB/s")
+        parts.append(f"FMA peak {e['limits']['fma'] / 1e9:.0f} GFLOP/s")
+    return ", ".join([*parts, e["date"][:10]])
 
 
 def replace(path: Path, text: str) -> None:

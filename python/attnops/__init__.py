@@ -1,7 +1,9 @@
 """attnops: fused attention operators for CPUs, with autograd and torch.compile."""
 
-from attnops import _library  # noqa: F401  (first: the modules below need its operators)
-from attnops import machine
+from attnops import (
+    _library,  # noqa: F401  (first: the modules below need its operators)
+    machine,
+)
 from attnops.lrpe_rotate import lrpe_rotate
 from attnops.runtime import (
     compiled_targets,

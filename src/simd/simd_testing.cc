@@ -58,7 +58,9 @@ void ExpOfArray(const float* x, float* y, std::size_t n) {
   Map(x, y, n, [](VF v) HWY_ATTR { return attnops::HWY_NAMESPACE::Exp(v); });
 }
 void SigmoidOfArray(const float* x, float* y, std::size_t n) {
-  Map(x, y, n, [](VF v) HWY_ATTR { return attnops::HWY_NAMESPACE::Sigmoid<Accuracy::kFloat32>(Pack<1>{{v}}).v[0]; });
+  Map(x, y, n, [](VF v) HWY_ATTR {
+    return attnops::HWY_NAMESPACE::Sigmoid<Accuracy::kFloat32>(Pack<1>{{v}}).v[0];
+  });
 }
 
 void SinCosOfArray(const std::uint32_t* phase, float* sin, float* cos, std::size_t n) {

@@ -17,24 +17,24 @@ from attnops.bench.results import Results
 from attnops.bench.runner import Runner, Settings
 from attnops.bench.tables import DTYPES, Case, all_tables
 
-PUBLISHED = """
-lrpe_rotate-speed-fwd-batch12-head12-dim128-act_none-bf16
-lrpe_rotate-memory-fwd-batch12-head12-dim128-act_none-bf16
-lrpe_rotate-speed-bwd-batch12-head12-dim128-act_none-bf16
-lrpe_rotate-memory-bwd-batch12-head12-dim128-act_none-bf16
-lrpe_rotate-speed-fwd-batch12-head12-dim128-act_silu-bf16
-lrpe_rotate-memory-fwd-batch12-head12-dim128-act_silu-bf16
-lrpe_rotate-speed-bwd-batch12-head12-dim128-act_silu-bf16
-lrpe_rotate-memory-bwd-batch12-head12-dim128-act_silu-bf16
-lrpe_rotate-speed-fwd-batch12-head12-dim128-act_softmax-dim_-1-bf16
-lrpe_rotate-memory-fwd-batch12-head12-dim128-act_softmax-dim_-1-bf16
-lrpe_rotate-speed-bwd-batch12-head12-dim128-act_softmax-dim_-1-bf16
-lrpe_rotate-memory-bwd-batch12-head12-dim128-act_softmax-dim_-1-bf16
-lrpe_rotate-speed-fwd-batch12-head12-dim128-act_softmax-dim_1-bf16
-lrpe_rotate-memory-fwd-batch12-head12-dim128-act_softmax-dim_1-bf16
-lrpe_rotate-speed-bwd-batch12-head12-dim128-act_softmax-dim_1-bf16
-lrpe_rotate-memory-bwd-batch12-head12-dim128-act_softmax-dim_1-bf16
-""".split()
+PUBLISHED = [
+    "lrpe_rotate-speed-fwd-batch12-head12-dim128-act_none-bf16",
+    "lrpe_rotate-memory-fwd-batch12-head12-dim128-act_none-bf16",
+    "lrpe_rotate-speed-bwd-batch12-head12-dim128-act_none-bf16",
+    "lrpe_rotate-memory-bwd-batch12-head12-dim128-act_none-bf16",
+    "lrpe_rotate-speed-fwd-batch12-head12-dim128-act_silu-bf16",
+    "lrpe_rotate-memory-fwd-batch12-head12-dim128-act_silu-bf16",
+    "lrpe_rotate-speed-bwd-batch12-head12-dim128-act_silu-bf16",
+    "lrpe_rotate-memory-bwd-batch12-head12-dim128-act_silu-bf16",
+    "lrpe_rotate-speed-fwd-batch12-head12-dim128-act_softmax-dim_-1-bf16",
+    "lrpe_rotate-memory-fwd-batch12-head12-dim128-act_softmax-dim_-1-bf16",
+    "lrpe_rotate-speed-bwd-batch12-head12-dim128-act_softmax-dim_-1-bf16",
+    "lrpe_rotate-memory-bwd-batch12-head12-dim128-act_softmax-dim_-1-bf16",
+    "lrpe_rotate-speed-fwd-batch12-head12-dim128-act_softmax-dim_1-bf16",
+    "lrpe_rotate-memory-fwd-batch12-head12-dim128-act_softmax-dim_1-bf16",
+    "lrpe_rotate-speed-bwd-batch12-head12-dim128-act_softmax-dim_1-bf16",
+    "lrpe_rotate-memory-bwd-batch12-head12-dim128-act_softmax-dim_1-bf16",
+]
 
 ACTS = [("none", None), ("silu", None), ("softmax", -1), ("softmax", 1)]
 

@@ -41,7 +41,7 @@ class Worker:
     """A worker process, fed one job after another."""
 
     def __init__(self, mode: str):
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the worker)
         # A session of its own: Ctrl-C reaches the driver only, which then kills its workers.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "attnops.bench.worker"],
@@ -55,7 +55,8 @@ class Worker:
 
     def run(self, job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> str | None:
         """Blocks until the job is done; returns why the process died instead, or None."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         try:
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
