@@ -7,8 +7,9 @@ The peers are the quickest of the forms tried (bf16, B=12, N=1024, two threads):
   them again for every batch (1.4x forward); with B = 1 there is nothing to share and forward
   inlines them. For the backward, and for softmax over the sequence, `toc` applies PyTorch's own
   activation before the compiled rotation: 1.1x to 1.3x quicker than fusing it.
-- Eager: forward writes the halves into the output in place, which `cat` and `roll` forms do not
-  beat; this has no autograd, so for the backward the form is `x*c + roll(x)*s`.
+- Eager: forward writes the halves into the output in place, first in most runs and within a few
+  percent of `roll` in the others; this has no autograd, so for the backward the form is
+  `x*c + roll(x)*s`. The forms were compared on a busy machine: the ranking, not the figures.
 """
 
 from __future__ import annotations
