@@ -2,12 +2,13 @@
 #ifndef ATTNOPS_ATTNOPS_H_
 #define ATTNOPS_ATTNOPS_H_
 
-#include "attnops/error.h"        // IWYU pragma: export
-#include "attnops/lrpe_rotate.h"  // IWYU pragma: export
-#include "attnops/machine.h"      // IWYU pragma: export
-#include "attnops/parallel.h"     // IWYU pragma: export
-#include "attnops/target.h"       // IWYU pragma: export
-#include "attnops/types.h"        // IWYU pragma: export
-#include "attnops/view.h"         // IWYU pragma: export
+#include "attnops/error.h"           // IWYU pragma: export
+#include "attnops/lrpe_rotate.h"     // IWYU pragma: export
+#include "attnops/machine.h"         // IWYU pragma: export
+#include "attnops/md_lrpe_cosine.h"  // IWYU pragma: export
+#include "attnops/parallel.h"        // IWYU pragma: export
+#include "attnops/target.h"          // IWYU pragma: export
+#include "attnops/types.h"           // IWYU pragma: export
+#include "attnops/view.h"            // IWYU pragma: export
 
 #endif  // ATTNOPS_ATTNOPS_H_
