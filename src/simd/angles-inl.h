@@ -9,9 +9,12 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
+#include "src/core/numeric.h"
 #include "src/core/turns.h"
 #include "src/simd/angles.h"
 #include "src/simd/io-inl.h"
@@ -21,81 +24,272 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// The sincos of position·theta for the vector of angles at `turns`.
-HWY_INLINE SinCos ExactSinCos(const std::uint64_t* turns, const float* poison,
+// The upper 32 bits of turns·position modulo 2^64, rounded; turns = high·2^32 + low.
+HWY_INLINE VU PhaseOf(VU high, VU low, std::int64_t position) {
+  const DU du;
+  const auto bits = static_cast<std::uint64_t>(position);
+#if HWY_TARGET == HWY_SCALAR
+  const std::uint64_t turns = (std::uint64_t{hn::GetLane(high)} << 32) | hn::GetLane(low);
+  return hn::Set(du, static_cast<std::uint32_t>((turns * bits + (1u << 31)) >> 32));
+#else
+  const hn::RepartitionToWide<DU> du64;
+  const VU position_low = hn::Set(du, static_cast<std::uint32_t>(bits));
+  const VU position_high = hn::Set(du, static_cast<std::uint32_t>(bits >> 32));
+  const auto half = hn::Set(du64, std::uint64_t{1} << 31);
+  const auto even = hn::Add(hn::MulEven(low, position_low), half);
+  const VU low_odd = hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(du64, low)));
+  const auto odd = hn::Add(hn::MulEven(low_odd, position_low), half);
+  // A product's upper half is in place for an odd lane and one too far for an even one.
+  const VU carried =
+      hn::BitCast(du, hn::Or(hn::ShiftRight<32>(even),
+                             hn::And(odd, hn::Set(du64, ~std::uint64_t{0} << 32))));
+  return hn::Add(carried,
+                 hn::Add(hn::Mul(high, position_low), hn::Mul(low, position_high)));
+#endif
+}
+
+// The sincos of position·theta for the vector of angles at `j` of a row.
+HWY_INLINE SinCos ExactSinCos(const Angles& angles, std::int64_t row, std::int64_t j,
                               std::int64_t position) {
   const DF d;
   const DU du;
-  HWY_ALIGN std::uint32_t phases[hn::MaxLanes(du)];
-  const auto multiplier = static_cast<std::uint64_t>(position);
-  for (std::size_t k = 0; k < hn::Lanes(du); ++k) {
-    // Rounded to 2^-32 turns.
-    phases[k] = static_cast<std::uint32_t>((turns[k] * multiplier + (1u << 31)) >> 32);
-  }
-  const SinCos exact = SinCosTurns(hn::Load(du, phases));
-  const VF nan = hn::Load(d, poison);
+  const std::uint32_t* turns = angles.turns + row * angles.RowSize() + j;
+  const SinCos exact = SinCosTurns(
+      PhaseOf(hn::Load(du, turns), hn::Load(du, turns + angles.width), position));
+  const VF nan = hn::Load(d, angles.poison + row * angles.width + j);
   return {hn::Add(exact.sin, nan), hn::Add(exact.cos, nan)};
 }
 
-// Fills turns and poison from `count` values of theta a row, at `row_stride`; one
-// value serves the whole row of `pairs`, else those beyond `count` have angle 0.
+// a·b as complex numbers.
+HWY_INLINE SinCos AddAngles(const SinCos& a, const SinCos& b) {
+  return {hn::MulAdd(a.sin, b.cos, hn::Mul(a.cos, b.sin)),
+          hn::NegMulAdd(a.sin, b.sin, hn::Mul(a.cos, b.cos))};
+}
+
+HWY_INLINE SinCos LoadSinCos(const float* cos, std::int64_t width) {
+  const DF d;
+  return {hn::Load(d, cos + width), hn::Load(d, cos)};
+}
+HWY_INLINE void StoreSinCos(const SinCos& value, float* cos, std::int64_t width) {
+  const DF d;
+  hn::Store(value.cos, d, cos);
+  hn::Store(value.sin, d, cos + width);
+}
+
+// Fills turns and poison from theta (rows, count of one axis), for tensors of type T. A single
+// value serves all angles of a grid of one axis; other angles beyond its count are 0.
 template <typename T, typename Theta>
-void FillTurns(const Theta* theta, std::int64_t row_stride, std::int64_t count, std::int64_t pairs,
+void FillTurns(const Theta* theta, std::int64_t row_stride, std::int64_t count,
                const Angles& angles) {
   for (std::int64_t row = 0; row < angles.rows; ++row) {
-    std::uint64_t* turns = angles.turns + row * angles.width;
+    std::uint32_t* high = angles.turns + row * angles.RowSize();
+    std::uint32_t* low = high + angles.width;
     float* poison = angles.poison + row * angles.width;
-    std::fill_n(turns, angles.width, 0);
+    std::fill_n(high, angles.RowSize(), 0);
     std::fill_n(poison, angles.width, 0.0f);
-    for (std::int64_t j = 0; j < (count == 1 ? pairs : count); ++j) {
-      const float value = ToFloat(theta[row * row_stride + (count == 1 ? 0 : j)]);
-      const std::size_t to = StorageOffset<T>(static_cast<std::size_t>(j));
-      turns[to] = TurnsFromTheta(value);
+    for (std::int64_t c = 0; c < angles.count; ++c) {
+      const std::int64_t in_axis = c - angles.AxisOf(c) * angles.per_axis;
+      if (in_axis >= count && count > 1) continue;
+      const float value = ToFloat(theta[row * row_stride + (count == 1 ? 0 : in_axis)]);
+      const std::size_t to = StorageOffset<T>(static_cast<std::size_t>(c));
+      const std::uint64_t turns = TurnsFromTheta(value);
+      high[to] = static_cast<std::uint32_t>(turns >> 32);
+      low[to] = static_cast<std::uint32_t>(turns);
       if (!std::isfinite(value)) poison[to] = std::numeric_limits<float>::quiet_NaN();
     }
   }
 }
 
-// Fills `steps` for the first `positions` of a block.
-inline void FillSteps(const Angles& angles, std::int64_t positions) {
-  const DF d;
-  for (std::int64_t i = 0; i < positions; ++i) {
+// Fills the first `count` of `steps`.
+inline void FillSteps(const Angles& angles, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
     for (std::int64_t row = 0; row < angles.rows; ++row) {
       float* cos = angles.steps + (i * angles.rows + row) * angles.RowSize();
-      for (std::int64_t j = 0; j < angles.width; j += hn::Lanes(d)) {
-        const std::int64_t at = row * angles.width + j;
-        const SinCos step = ExactSinCos(angles.turns + at, angles.poison + at, i);
-        hn::Store(step.cos, d, cos + j);
-        hn::Store(step.sin, d, cos + angles.width + j);
+      for (std::int64_t j = 0; j < angles.width; j += hn::Lanes(DF())) {
+        StoreSinCos(ExactSinCos(angles, row, j, i), cos + j, angles.width);
       }
     }
   }
 }
 
-// Fills the table of `positions` ≤ block positions from `first` on, for the rows
-// [row_begin, row_end).
-inline void FillTable(const Angles& angles, std::int64_t row_begin, std::int64_t row_end,
-                      std::int64_t first, std::int64_t positions, float* table) {
-  const DF d;
+// A place in the grid.
+struct GridIndex {
+  Dims at;
+
+  GridIndex(const Dims& shape, std::int64_t token) : at(shape) {
+    for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+      at[axis] = token % shape[axis];
+      token /= shape[axis];
+    }
+  }
+};
+
+// The chunk of angles from j on covers the axes [first, last].
+struct AxisRange {
+  int first, last;
+
+  AxisRange(const Angles& angles, std::int64_t j)
+      : first(angles.AxisOf(j)),
+        last(angles.AxisOf(std::min<std::int64_t>(j + ChunkSize(), angles.count) - 1)) {}
+};
+
+// Lane by lane, of(axis) for the axis of the angle at j + i in storage order of type T.
+template <typename T, class Of>
+HWY_INLINE SinCos OfAxes(const Angles& angles, const AxisRange& range, std::int64_t chunk_begin,
+                         int vector, const Of& of) {
+  SinCos result = of(range.first);
+  for (int axis = range.first + 1; axis <= range.last; ++axis) {
+    // Lanes before the axis's first angle keep what they have.
+    const std::int64_t before = axis * angles.per_axis - chunk_begin;
+    const MF keep = FirstElements<T>(static_cast<std::size_t>(before)).v[vector];
+    const SinCos other = of(axis);
+    result = {hn::IfThenElse(keep, result.sin, other.sin),
+              hn::IfThenElse(keep, result.cos, other.cos)};
+  }
+  return result;
+}
+
+// Fills one row of the table for the tokens [first, first + tokens) of a grid with several axes;
+// `to` is that of the first token. Tokens go in runs that differ in the last axis alone and
+// within one of its blocks. `base`, a row, has the sincos at the beginning of the axes' blocks.
+template <typename T>
+HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, std::int64_t first,
+                            std::int64_t tokens, float* to, std::int64_t stride, float* base) {
   const std::int64_t width = angles.width;
-  const std::int64_t table_stride = (row_end - row_begin) * angles.RowSize();
-  const std::int64_t step_stride = angles.rows * angles.RowSize();
-  for (std::int64_t row = row_begin; row < row_end; ++row) {
-    for (std::int64_t j = 0; j < width; j += hn::Lanes(d)) {
-      const std::int64_t at = row * width + j;
-      const SinCos base = ExactSinCos(angles.turns + at, angles.poison + at, first);
-      float* to = table + (row - row_begin) * angles.RowSize() + j;
-      const float* step = angles.steps + row * angles.RowSize() + j;
-      hn::Store(base.cos, d, to);
-      hn::Store(base.sin, d, to + width);
-      for (std::int64_t i = 1; i < positions; ++i) {
-        to += table_stride;
-        step += step_stride;
-        const VF cos = hn::Load(d, step);
-        const VF sin = hn::Load(d, step + width);
-        hn::Store(hn::NegMulAdd(base.sin, sin, hn::Mul(base.cos, cos)), d, to);
-        hn::Store(hn::MulAdd(base.sin, cos, hn::Mul(base.cos, sin)), d, to + width);
+  const std::int64_t chunk = ChunkSize();
+  const std::int64_t lanes = hn::Lanes(DF());
+  const int last_axis = angles.axes() - 1;
+  Dims begin = angles.shape;
+  for (std::int64_t done = 0; done < tokens;) {
+    Dims step = GridIndex(angles.shape, first + done).at;
+    const std::int64_t left = angles.shape[last_axis] - step[last_axis];
+    bool new_base = done == 0;
+    for (int axis = 0; axis <= last_axis; ++axis) {
+      const std::int64_t block_begin = step[axis] / angles.block * angles.block;
+      step[axis] -= block_begin;
+      new_base = new_base || begin[axis] != block_begin;
+      begin[axis] = block_begin;
+    }
+    const std::int64_t run =
+        std::min({tokens - done, left, angles.block - step[last_axis]});
+    for (std::int64_t j = 0; j < width; j += lanes) {
+      const std::int64_t chunk_begin = j / chunk * chunk;
+      const int vector = static_cast<int>((j - chunk_begin) / lanes);
+      const AxisRange range(angles, chunk_begin);
+      const auto of_axes = [&](const auto& of) HWY_ATTR {
+        return OfAxes<T>(angles, range, chunk_begin, vector, of);
+      };
+      if (new_base) {
+        StoreSinCos(of_axes([&](int axis) HWY_ATTR {
+                      return ExactSinCos(angles, row, j, begin[axis]);
+                    }),
+                    base + j, width);
       }
+      const SinCos from = LoadSinCos(base + j, width);
+      const auto at_token = [&](std::int64_t i) HWY_ATTR {
+        return AddAngles(from, of_axes([&](int axis) HWY_ATTR {
+          const std::int64_t at = step[axis] + (axis == last_axis ? i : 0);
+          return LoadSinCos(angles.steps + (at * angles.rows + row) * angles.RowSize() + j, width);
+        }));
+      };
+      float* cos = to + done * stride + j;
+      if (range.last == last_axis) {
+        for (std::int64_t i = 0; i < run; ++i) StoreSinCos(at_token(i), cos + i * stride, width);
+      } else {
+        const SinCos same = at_token(0);
+        for (std::int64_t i = 0; i < run; ++i) StoreSinCos(same, cos + i * stride, width);
+      }
+    }
+    done += run;
+  }
+}
+
+// The same for a grid of one axis and tokens of one block.
+HWY_INLINE void FillLineRow(const Angles& angles, std::int64_t row, std::int64_t first,
+                            std::int64_t tokens, float* to, std::int64_t stride) {
+  const std::int64_t width = angles.width;
+  const std::int64_t step_stride = angles.rows * angles.RowSize();
+  for (std::int64_t j = 0; j < width; j += hn::Lanes(DF())) {
+    const SinCos base = ExactSinCos(angles, row, j, angles.offset + first);
+    const float* step = angles.steps + row * angles.RowSize() + j;
+    StoreSinCos(base, to + j, width);
+    for (std::int64_t i = 1; i < tokens; ++i) {
+      StoreSinCos(AddAngles(base, LoadSinCos(step + i * step_stride, width)), to + j + i * stride,
+                  width);
+    }
+  }
+}
+
+// A chunk of pairs (cos, sin) in their natural order, as a chunk of each in storage order.
+template <typename T>
+HWY_INLINE void StorePairsAsTable(const float* pairs, float* cos, std::int64_t width) {
+  const DF d;
+  const std::size_t lanes = hn::Lanes(d);
+  VF c[2], s[2];
+  hn::LoadInterleaved2(d, pairs, c[0], s[0]);
+  hn::LoadInterleaved2(d, pairs + 2 * lanes, c[1], s[1]);
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (IsInterleaved<T>::kValue) {
+    const VF c0 = c[0], s0 = s[0];
+    c[0] = hn::ConcatEven(d, c[1], c0);
+    c[1] = hn::ConcatOdd(d, c[1], c0);
+    s[0] = hn::ConcatEven(d, s[1], s0);
+    s[1] = hn::ConcatOdd(d, s[1], s0);
+  }
+#endif
+  StoreSinCos({s[0], c[0]}, cos, width);
+  StoreSinCos({s[1], c[1]}, cos + lanes, width);
+}
+
+// One token's row from the caller's table.
+template <typename T>
+HWY_INLINE void FillRowFromTable(const Angles& angles, std::int64_t row, std::int64_t token,
+                                 float* to) {
+  const std::int64_t chunk = ChunkSize();
+  const GridIndex index(angles.shape, token);
+  const float* axis_rows[Dims::kMaxRank];
+  std::int64_t begin = 0;
+  for (int axis = 0; axis < angles.axes(); ++axis) {
+    axis_rows[axis] = angles.table + row * angles.table_row +
+                      (begin + index.at[axis]) * angles.table_index;
+    begin += angles.shape[axis];
+  }
+  for (std::int64_t j = 0; j < angles.width; j += chunk) {
+    const AxisRange range(angles, j);
+    if (range.first == range.last && j + chunk <= angles.count) {
+      StorePairsAsTable<T>(axis_rows[range.first] + 2 * (j - range.first * angles.per_axis),
+                           to + j, angles.width);
+      continue;
+    }
+    float pairs[2 * kMaxChunk] = {};
+    for (int axis = range.first; axis <= range.last; ++axis) {
+      const std::int64_t from = std::max(j, axis * angles.per_axis);
+      const std::int64_t end =
+          std::min({j + chunk, (axis + 1) * angles.per_axis, angles.count});
+      std::memcpy(pairs + 2 * (from - j), axis_rows[axis] + 2 * (from - axis * angles.per_axis),
+                  static_cast<std::size_t>(2 * (end - from)) * sizeof(float));
+    }
+    StorePairsAsTable<T>(pairs, to + j, angles.width);
+  }
+}
+
+// Fills the table of the tokens [first, first + tokens), counted from the grid's first and at
+// most a block, for the rows [row_begin, row_end). Behind the room for a block the table has
+// room for one more row.
+template <typename T>
+void FillTable(const Angles& angles, std::int64_t row_begin, std::int64_t row_end,
+               std::int64_t first, std::int64_t tokens, float* table) {
+  const std::int64_t stride = (row_end - row_begin) * angles.RowSize();
+  for (std::int64_t row = row_begin; row < row_end; ++row) {
+    float* to = table + (row - row_begin) * angles.RowSize();
+    if (angles.table != nullptr) {
+      for (std::int64_t i = 0; i < tokens; ++i) {
+        FillRowFromTable<T>(angles, row, first + i, to + i * stride);
+      }
+    } else if (angles.axes() == 1) {
+      FillLineRow(angles, row, first, tokens, to, stride);
+    } else {
+      FillGridRow<T>(angles, row, first, tokens, to, stride, table + angles.block * stride);
     }
   }
 }

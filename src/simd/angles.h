@@ -1,13 +1,14 @@
-// Tables of cos and sin for a run of positions, shared by the position encodings.
+// Tables of cos and sin for a run of tokens, shared by the position encodings.
 //
-// Positions come in blocks. The sincos of a block's first position is computed from
-// the exact product of position and theta (core/turns.h); the others follow by one
-// complex product with the sincos of i·theta, i < kBlock, which is made once a call.
-// A position's values depend on its index in the sequence alone, not on how the work
-// is divided.
+// Tokens lie in a grid of one or more axes, and each angle belongs to one axis: it is the index
+// on that axis times theta. Indices come in blocks. The sincos of a block's first index is
+// computed from the exact product with theta (core/turns.h); the others follow by one complex
+// product with the sincos of i·theta, i < block, which is made once a call. A token's values
+// depend on its place in the grid alone, not on how the work is divided.
 #ifndef ATTNOPS_SRC_SIMD_ANGLES_H_
 #define ATTNOPS_SRC_SIMD_ANGLES_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -16,28 +17,40 @@
 
 namespace attnops {
 
-// The angles of one call: theta in turns, one row for each head or one for all.
-// Rows are padded to `width` and in the storage order of the tensors' type, so that
-// a chunk of cos or sin meets a chunk of the tensor lane by lane.
+// The angles of one call: one row for each head, or one for all. Rows are padded to `width` and
+// in the storage order of the tensors' type, so that a chunk of cos or sin meets a chunk of the
+// tensor lane by lane.
 struct Angles {
+  Dims shape;                      // of the grid, the last axis fastest
+  std::int64_t offset = 0;         // of the indices, in a grid of one axis
+  std::int64_t count = 0;          // angles of a row, without padding
+  std::int64_t per_axis = 0;       // angle c belongs to axis c / per_axis
   std::int64_t rows = 0;
   std::int64_t width = 0;
-  std::int64_t block = 0;          // positions in a block
-  std::uint64_t* turns = nullptr;  // (rows, width)
+  std::int64_t block = 0;          // indices in a block
+  // Computed on the fly:
+  std::uint32_t* turns = nullptr;  // (rows, 2, width): theta / 2π, its bits below 2^-32 second
   float* poison = nullptr;         // (rows, width): NaN where theta is not finite, else 0
   float* steps = nullptr;          // (block, rows, 2, width): cos and sin of i·theta
+  // Or read from a table (rows, Σ shape, per_axis, 2), which is then not null:
+  const float* table = nullptr;
+  std::int64_t table_row = 0, table_index = 0;  // its strides
 
   std::int64_t RowSize() const { return 2 * width; }
+  int axes() const { return shape.rank(); }
+  int AxisOf(std::int64_t angle) const {
+    return static_cast<int>(std::min<std::int64_t>(angle / per_axis, axes() - 1));
+  }
 };
 
-// A table for the positions of one block: (positions, rows, 2, width), cos before sin.
+// A table for a run of tokens: (tokens, rows, 2, width), cos before sin.
 struct AngleTable {
   const float* data;
   std::int64_t rows;  // of the table: those of the heads it was made for, or 1
   std::int64_t width;
 
-  const float* Cos(std::int64_t position, std::int64_t row) const {
-    return data + (position * rows + (rows == 1 ? 0 : row)) * 2 * width;
+  const float* Cos(std::int64_t token, std::int64_t row) const {
+    return data + (token * rows + (rows == 1 ? 0 : row)) * 2 * width;
   }
 };
 

@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "attnops/types.h"
 #include "src/core/numeric.h"
@@ -201,74 +202,80 @@ HWY_INLINE Chunk LoadChunk(const Float16* from) {
 
 #endif  // HWY_TARGET == HWY_SCALAR
 
-// Where a store goes: through the caches, or past them for outputs larger than
-// they are. Streamed addresses must be multiples of the vector size.
-enum class Store { kCached, kStreamed };
-
-template <Store kStore, class D, typename P>
-HWY_INLINE void StoreVector(hn::Vec<D> v, D d, P* to) {
-  if constexpr (kStore == Store::kStreamed) {
-    hn::Stream(v, d, to);
-  } else {
-    hn::StoreU(v, d, to);
-  }
-}
-
-template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
-HWY_INLINE void StoreChunk(const Chunk& chunk, float* to) {
-  const DF d;
-  StoreVector<kStore>(chunk.v[0], d, to);
-  StoreVector<kStore>(chunk.v[1], d, to + hn::Lanes(d));
+// A chunk as it is stored: in the type's bits, one vector of 16-bit values or two of float32.
+template <Payload kPayload = Payload::kAny>
+HWY_INLINE Chunk ToStored(const Chunk& chunk, const float* /*type*/) {
+  return chunk;
 }
 
 #if HWY_TARGET == HWY_SCALAR
 
-template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
-HWY_INLINE void StoreChunk(const Chunk& chunk, BFloat16* to) {
-  to[0].bits = static_cast<std::uint16_t>(hn::GetLane(RoundToBFloat16<kPayload>(chunk.v[0])) >> 16);
-  to[1].bits = static_cast<std::uint16_t>(hn::GetLane(RoundToBFloat16<kPayload>(chunk.v[1])) >> 16);
+// One lane: two elements, each in a vector of its own.
+using DU16 = hn::ScalableTag<std::uint16_t>;
+using VU16 = hn::Vec<DU16>;
+HWY_INLINE Pack<2, VU16> PackScalars(VU first, VU second) {
+  const DU16 d;
+  return {{hn::Set(d, static_cast<std::uint16_t>(hn::GetLane(first))),
+           hn::Set(d, static_cast<std::uint16_t>(hn::GetLane(second)))}};
 }
-template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
-HWY_INLINE void StoreChunk(const Chunk& chunk, Float16* to) {
-  to[0].bits = static_cast<std::uint16_t>(hn::GetLane(DemoteToFloat16Bits(chunk.v[0])));
-  to[1].bits = static_cast<std::uint16_t>(hn::GetLane(DemoteToFloat16Bits(chunk.v[1])));
+template <Payload kPayload = Payload::kAny>
+HWY_INLINE Pack<2, VU16> ToStored(const Chunk& chunk, const BFloat16* /*type*/) {
+  return PackScalars(hn::ShiftRight<16>(RoundToBFloat16<kPayload>(chunk.v[0])),
+                     hn::ShiftRight<16>(RoundToBFloat16<kPayload>(chunk.v[1])));
+}
+template <Payload kPayload = Payload::kAny>
+HWY_INLINE Pack<2, VU16> ToStored(const Chunk& chunk, const Float16* /*type*/) {
+  return PackScalars(DemoteToFloat16Bits(chunk.v[0]), DemoteToFloat16Bits(chunk.v[1]));
 }
 
 #else
 
-template <Store kStore, typename T>
-HWY_INLINE void StorePacked(VU packed, T* to) {
-  StoreVector<kStore>(hn::BitCast(DU16(), packed), DU16(), reinterpret_cast<std::uint16_t*>(to));
-}
-
-template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
-HWY_INLINE void StoreChunk(const Chunk& chunk, BFloat16* to) {
+using VU16 = hn::Vec<DU16>;
+template <Payload kPayload = Payload::kAny>
+HWY_INLINE Pack<1, VU16> ToStored(const Chunk& chunk, const BFloat16* /*type*/) {
   const VU even = hn::ShiftRight<16>(RoundToBFloat16<kPayload>(chunk.v[0]));
   const VU odd = hn::And(RoundToBFloat16<kPayload>(chunk.v[1]), hn::Set(DU(), 0xffff0000u));
-  StorePacked<kStore>(hn::Or(even, odd), to);
+  return {{hn::BitCast(DU16(), hn::Or(even, odd))}};
 }
 
-template <Store kStore = Store::kCached, Payload kPayload = Payload::kAny>
-HWY_INLINE void StoreChunk(const Chunk& chunk, Float16* to) {
+template <Payload kPayload = Payload::kAny>
+HWY_INLINE Pack<1, VU16> ToStored(const Chunk& chunk, const Float16* /*type*/) {
 #if ATTNOPS_HARDWARE_F16
-  const DF d;
   const hn::Rebind<hwy::float16_t, DF> d16;
-  const hn::Twice<decltype(d16)> d16x2;
-  const auto lower = hn::DemoteTo(d16, chunk.v[0]);
-  const auto upper = hn::DemoteTo(d16, chunk.v[1]);
-  const hn::Rebind<std::uint16_t, decltype(d16x2)> du16;
-  const auto both = hn::Combine(du16, hn::BitCast(hn::Half<decltype(du16)>(), upper),
-                                hn::BitCast(hn::Half<decltype(du16)>(), lower));
-  StoreVector<kStore>(both, du16, reinterpret_cast<std::uint16_t*>(to));
-  (void)d;
+  const hn::Half<DU16> half;
+  return {{hn::Combine(DU16(), hn::BitCast(half, hn::DemoteTo(d16, chunk.v[1])),
+                       hn::BitCast(half, hn::DemoteTo(d16, chunk.v[0])))}};
 #else
-  StorePacked<kStore>(
-      hn::Or(DemoteToFloat16Bits(chunk.v[0]), hn::ShiftLeft<16>(DemoteToFloat16Bits(chunk.v[1]))),
-      to);
+  return {{hn::BitCast(DU16(), hn::Or(DemoteToFloat16Bits(chunk.v[0]),
+                                      hn::ShiftLeft<16>(DemoteToFloat16Bits(chunk.v[1]))))}};
 #endif
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR
+
+// The bits of an element: float for float32, else 16 bits.
+template <typename T>
+using BitsOf = std::conditional_t<sizeof(T) == 4, float, std::uint16_t>;
+
+// Writes a chunk, through the caches or, streamed, past them; then `to` must be a multiple of
+// the vector size.
+template <typename T, int N, class V>
+HWY_INLINE void StoreBits(const Pack<N, V>& stored, T* to, bool streamed) {
+  const hn::DFromV<V> d;
+  auto* bits = reinterpret_cast<BitsOf<T>*>(to);
+  for (int i = 0; i < N; ++i) {
+    if (streamed) {
+      hn::Stream(stored.v[i], d, bits + i * hn::Lanes(d));
+    } else {
+      hn::StoreU(stored.v[i], d, bits + i * hn::Lanes(d));
+    }
+  }
+}
+
+template <Payload kPayload = Payload::kAny, typename T>
+HWY_INLINE void StoreChunk(const Chunk& chunk, T* to) {
+  StoreBits(ToStored<kPayload>(chunk, to), to, false);
+}
 
 // The same for the first n ≤ ChunkSize() elements: nothing is read or written past
 // them, and the missing ones are 0.
@@ -283,9 +290,9 @@ HWY_INLINE Chunk LoadChunkN(const T* from, std::size_t n) {
 
 template <Payload kPayload = Payload::kAny, typename T>
 HWY_INLINE void StoreChunkN(const Chunk& chunk, T* to, std::size_t n) {
-  if (HWY_LIKELY(n == ChunkSize())) return StoreChunk<Store::kCached, kPayload>(chunk, to);
+  if (HWY_LIKELY(n == ChunkSize())) return StoreChunk<kPayload>(chunk, to);
   alignas(64) T buffer[kMaxChunk];
-  StoreChunk<Store::kCached, kPayload>(chunk, buffer);
+  StoreChunk<kPayload>(chunk, buffer);
   std::memcpy(to, buffer, n * sizeof(T));
 }
 
@@ -298,13 +305,13 @@ HWY_INLINE Pack<2 * K> LoadChunks(const T* from) {
     return Join(LoadChunks<K / 2>(from), LoadChunks<K / 2>(from + K / 2 * ChunkSize()));
   }
 }
-template <int K, Store kStore = Store::kCached, Payload kPayload = Payload::kAny, typename T>
-HWY_INLINE void StoreChunks(const Pack<2 * K>& chunks, T* to) {
+template <int K, Payload kPayload = Payload::kAny, typename T>
+HWY_INLINE void StoreChunks(const Pack<2 * K>& chunks, T* to, bool streamed = false) {
   if constexpr (K == 1) {
-    StoreChunk<kStore, kPayload>(chunks, to);
+    StoreBits(ToStored<kPayload>(chunks, to), to, streamed);
   } else {
-    StoreChunks<K / 2, kStore, kPayload>(FirstHalf(chunks), to);
-    StoreChunks<K / 2, kStore, kPayload>(SecondHalf(chunks), to + K / 2 * ChunkSize());
+    StoreChunks<K / 2, kPayload>(FirstHalf(chunks), to, streamed);
+    StoreChunks<K / 2, kPayload>(SecondHalf(chunks), to + K / 2 * ChunkSize(), streamed);
   }
 }
 

@@ -1,0 +1,208 @@
+// Checks of md_lrpe_cosine; what runs is the encoding kCosine.
+#include "attnops/md_lrpe_cosine.h"
+
+#include "src/core/checks.h"
+#include "src/ops/md_lrpe_cosine/shape.h"
+#include "src/simd/encoding/encoding.h"
+
+namespace attnops {
+namespace md_lrpe_cosine {
+
+void CheckGrid(const char* op, const Dims& shape, std::int64_t offset) {
+  if (shape.rank() < 1) {
+    Fail(op, "shape must have 1 to ", Dims::kMaxRank, " axes; it has none");
+  }
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (shape[i] < 0) Fail(op, "shape must not have negative sizes; it is ", ToString(shape));
+  }
+  CheckOffset(op, offset);
+  if (offset != 0 && shape.rank() > 1) {
+    Fail(op, "offset must be 0 with a shape of ", shape.rank(), " axes; it is ", offset);
+  }
+}
+
+void CheckAngles(const char* op, const char* name, std::int64_t angles, const Dims& shape,
+                 std::int64_t d) {
+  // Without overflow: angles·rank < d.
+  if (angles < (d + shape.rank() - 1) / shape.rank()) {
+    Fail(op, name, " has ", angles, " angles a head and axis; ", d, " features on ", shape.rank(),
+         " axes need ", (d + shape.rank() - 1) / shape.rank());
+  }
+}
+
+std::int64_t TableRows(const Dims& shape) {
+  std::int64_t rows = 0;
+  for (int i = 0; i < shape.rank(); ++i) rows += shape[i];
+  return rows;
+}
+
+}  // namespace md_lrpe_cosine
+
+namespace {
+
+constexpr char kOp[] = "md_lrpe_cosine";
+
+// l + n_1·…·n_k == tokens, without overflow.
+bool GridFits(const Dims& shape, std::int64_t l, std::int64_t tokens) {
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (shape[i] == 0) return l == tokens;
+  }
+  std::int64_t left = tokens - l;
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (left <= 0 || left % shape[i] != 0) return false;
+    left /= shape[i];
+  }
+  return left == 1;
+}
+
+// x and the options; returns the axis of the softmax.
+SoftmaxAxis CheckInput(const ConstTensorView& x, const MdLrpeCosineOptions& options) {
+  if (x.rank() != 4) {
+    Fail(kOp, "x must have 4 axes (B,H,L,D); its shape is ", ToString(x.shape()));
+  }
+  CheckView(kOp, "x", x);
+  md_lrpe_cosine::CheckGrid(kOp, options.shape, options.offset);
+  if (options.l < 0) Fail(kOp, "l must not be negative; it is ", options.l);
+  if (!GridFits(options.shape, options.l, x.shape(2))) {
+    Fail(kOp, "shape ", ToString(options.shape), " and l = ", options.l,
+         " do not make the tokens of x, ", x.shape(2));
+  }
+  return CheckActivation(kOp, "dim", options.act, 4, 2);
+}
+
+void CheckTable(const ConstTensorView& x, const ConstTensorView& table,
+                const MdLrpeCosineOptions& options) {
+  if (options.offset != 0) {
+    Fail(kOp, "offset must be 0 with a table, which has its own; it is ", options.offset);
+  }
+  if (table.rank() != 4 || table.shape(3) != 2) {
+    Fail(kOp, "table must have the shape (heads, indices, angles, 2); it has ",
+         ToString(table.shape()));
+  }
+  CheckView(kOp, "table", table);
+  if (table.dtype() != DType::kFloat32) {
+    Fail(kOp, "table must be float32; it is ", Name(table.dtype()));
+  }
+  if (table.shape(0) != x.shape(1) && table.shape(0) != 1) {
+    Fail(kOp, "table has ", table.shape(0), " heads; x has ", x.shape(1), " (expected ",
+         x.shape(1), " or 1)");
+  }
+  const std::int64_t rows = md_lrpe_cosine::TableRows(options.shape);
+  if (table.shape(1) != rows) {
+    Fail(kOp, "table has ", table.shape(1), " indices; shape ", ToString(options.shape), " needs ",
+         rows);
+  }
+  md_lrpe_cosine::CheckAngles(kOp, "table", table.shape(2), options.shape, x.shape(3));
+  if (table.size() > 0 && table.shape(2) > 1 && table.stride(2) != 2) {
+    Fail(kOp, "table must be contiguous in its last two axes; its strides are ",
+         ToString(table.strides()));
+  }
+}
+
+// `encoded` has twice the features of x.
+void CheckEncoded(const char* name, const ConstTensorView& encoded, const ConstTensorView& x) {
+  const Dims expected{x.shape(0), x.shape(1), x.shape(2), 2 * x.shape(3)};
+  bool same = encoded.rank() == 4;
+  for (int i = 0; same && i < 4; ++i) same = encoded.shape(i) == expected[i];
+  if (!same) {
+    Fail(kOp, name, " must have the shape ", ToString(expected), "; it has ",
+         ToString(encoded.shape()));
+  }
+  CheckSameType(kOp, name, encoded, "x", x);
+  CheckView(kOp, name, encoded);
+}
+
+template <typename View, typename Pointer = decltype(std::declval<View>().data())>
+RowTensor<Pointer> RowsOf(const View& view) {
+  return {view.data(), view.stride(0), view.stride(2), view.stride(1)};
+}
+
+// Where the angles come from: theta or table, the other null.
+struct Source {
+  const ConstTensorView* theta;
+  const ConstTensorView* table;
+};
+
+SoftmaxAxis CheckCall(const ConstTensorView& x, const Source& source,
+                      const MdLrpeCosineOptions& options) {
+  const SoftmaxAxis axis = CheckInput(x, options);
+  if (source.table != nullptr) {
+    CheckTable(x, *source.table, options);
+  } else {
+    CheckTheta(kOp, *source.theta, x.dtype(), x.shape(1));
+    md_lrpe_cosine::CheckAngles(kOp, "theta", source.theta->shape(1), options.shape, x.shape(3));
+  }
+  return axis;
+}
+
+EncodingCall CallOf(Pass pass, const ConstTensorView& x, const Source& source,
+                    const TensorView& out, const MdLrpeCosineOptions& options, SoftmaxAxis axis) {
+  EncodingCall call;
+  call.encoding = Encoding::kCosine;
+  call.pass = pass;
+  call.dtype = x.dtype();
+  call.act = options.act.kind;
+  call.axis = axis;
+  call.angles.theta = source.theta;
+  call.angles.table = source.table;
+  call.angles.shape = options.shape;
+  call.angles.offset = options.offset;
+  call.angles.per_axis = source.table != nullptr ? source.table->shape(2) : source.theta->shape(1);
+  EncodingProblem& problem = call.problem;
+  problem.x = RowsOf(x);
+  problem.d_out = RowsOf(x);
+  problem.out = RowsOf(out);
+  problem.B = x.shape(0);
+  problem.H = x.shape(1);
+  problem.N = x.shape(2);
+  problem.part = x.shape(3);
+  problem.encoded = x.shape(3);
+  problem.prefix = options.l;
+  return call;
+}
+
+void Forward(const ConstTensorView& x, const Source& source, const TensorView& out,
+             const MdLrpeCosineOptions& options) {
+  const SoftmaxAxis axis = CheckCall(x, source, options);
+  CheckEncoded("out", out, x);
+  CheckOutput(kOp, "out", out);
+  RunEncoding(CallOf(Pass::kForward, x, source, out, options, axis));
+}
+
+void Backward(const ConstTensorView& x, const Source& source, const ConstTensorView& d_out,
+              const TensorView& dx, const MdLrpeCosineOptions& options) {
+  const SoftmaxAxis axis = CheckCall(x, source, options);
+  CheckEncoded("d_out", d_out, x);
+  CheckSameShape(kOp, "dx", dx, "x", x);
+  CheckSameType(kOp, "dx", dx, "x", x);
+  CheckOutput(kOp, "dx", dx);
+  EncodingCall call = CallOf(Pass::kBackward, x, source, dx, options, axis);
+  call.problem.d_out = RowsOf(d_out);
+  RunEncoding(call);
+}
+
+}  // namespace
+
+void MdLrpeCosine(const ConstTensorView& x, const ConstTensorView& theta, const TensorView& out,
+                  const MdLrpeCosineOptions& options) {
+  Forward(x, {&theta, nullptr}, out, options);
+}
+
+void MdLrpeCosineBackward(const ConstTensorView& x, const ConstTensorView& theta,
+                          const ConstTensorView& d_out, const TensorView& dx,
+                          const MdLrpeCosineOptions& options) {
+  Backward(x, {&theta, nullptr}, d_out, dx, options);
+}
+
+void MdLrpeCosineWithTable(const ConstTensorView& x, const ConstTensorView& table,
+                           const TensorView& out, const MdLrpeCosineOptions& options) {
+  Forward(x, {nullptr, &table}, out, options);
+}
+
+void MdLrpeCosineBackwardWithTable(const ConstTensorView& x, const ConstTensorView& table,
+                                   const ConstTensorView& d_out, const TensorView& dx,
+                                   const MdLrpeCosineOptions& options) {
+  Backward(x, {nullptr, &table}, d_out, dx, options);
+}
+
+}  // namespace attnops

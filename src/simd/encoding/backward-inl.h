@@ -1,0 +1,133 @@
+// dx = f'(x)ᵀ · decode(d_out).
+
+#if defined(ATTNOPS_SRC_SIMD_ENCODING_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_SIMD_ENCODING_BACKWARD_INL_H_
+#undef ATTNOPS_SRC_SIMD_ENCODING_BACKWARD_INL_H_
+#else
+#define ATTNOPS_SRC_SIMD_ENCODING_BACKWARD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "src/simd/activation-inl.h"
+#include "src/simd/encoding/softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops {
+namespace HWY_NAMESPACE {
+
+// Each kernel writes the gradient of kRows ≤ kRowSet rows; `scratch` has two plain rows of floats
+// for each.
+template <class E>
+struct BackwardKernel {
+  static constexpr int kPlainParts = E::kPlainParts;
+  static constexpr bool kReadsX = true;
+  static constexpr bool kReadsGradient = true;
+
+  // use<K>(j, n, dy) with dy = decode(d_out).
+  template <typename T, class Use>
+  static HWY_INLINE void DecodeRow(const RowShape& shape, const Row<T>& row, const Use& use) {
+    ForEachPiece<E>(
+        shape, shape.encoded, [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+          const auto d = LoadPiece<2, K>(shape, row.d_out, j, n);
+          use.template operator()<K>(j, n, DecodePiece<E, K, T>(shape, d, row.cos, j, n));
+        });
+  }
+};
+
+template <class E, class Act>
+struct BackwardElements : BackwardKernel<E> {
+  static constexpr bool kReadsX = Act::kUsesX;
+  static constexpr int kRowSet = 1;
+
+  template <int kRows, typename T>
+  static HWY_INLINE void Run(const RowShape& shape, const Row<T>* rows, float* /*scratch*/) {
+    constexpr int kParts = E::kPlainParts;
+    const Row<T>& row = rows[0];
+    BackwardKernel<E>::DecodeRow(
+        shape, row,
+        [&]<int K>(std::size_t j, std::size_t n, const Piece<kParts, K>& dy)
+            ATTNOPS_INLINE_LAMBDA {
+              if constexpr (Act::kUsesX) {
+                const auto dx = Act::template Backward<AccuracyFor<T>()>(
+                    LoadPiece<kParts, K>(shape, row.x, j, n), dy);
+                StorePiece<kParts, K>(shape, dx, row.out, j, n);
+              } else {
+                StorePiece<kParts, K>(shape, dy, row.out, j, n);
+              }
+            });
+  }
+};
+
+// With p = e·scale: dx = p·(dy − Σ p·dy), the exponentials and dy of the rows in scratch.
+template <class E>
+struct BackwardFeatures : BackwardKernel<E> {
+  static constexpr int kRowSet = 4;  // so that the reductions of several rows overlap
+
+  template <int kRows, typename T>
+  static HWY_INLINE void Run(const RowShape& shape, const Row<T>* rows, float* scratch) {
+    constexpr int kParts = E::kPlainParts;
+    const DF d;
+    const std::size_t row_size = kParts * shape.width;
+    VF scales[kRows];
+    VF means[kRows];
+    SoftmaxOfFeatures<E, kRows>(shape, rows, scratch, scales);
+    float* gradients = scratch + kRows * row_size;
+    for (int r = 0; r < kRows; ++r) {
+      const float* e = scratch + r * row_size;
+      float* dys = gradients + r * row_size;
+      VF dot = hn::Zero(d);
+      BackwardKernel<E>::DecodeRow(
+          shape, rows[r],
+          [&]<int K>(std::size_t j, std::size_t, const Piece<kParts, K>& dy)
+              ATTNOPS_INLINE_LAMBDA {
+                // The padding of the exponentials is 0, so that of dy does not count.
+                dot = hn::Add(dot, SumOfVectors(Mul(LoadTable<kParts, K>(shape, e, j), dy)));
+                StoreTable<kParts, K>(shape, dy, dys, j);
+              });
+      means[r] = hn::Mul(hn::SumOfLanes(d, dot), scales[r]);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const float* e = scratch + r * row_size;
+      const float* dys = gradients + r * row_size;
+      ForEachPiece<E>(
+          shape, shape.part, [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+            constexpr int kVectors = 2 * kParts * K;
+            const auto p = Mul(LoadTable<kParts, K>(shape, e, j), Fill<kVectors>(scales[r]));
+            const auto dy = LoadTable<kParts, K>(shape, dys, j);
+            StorePiece<kParts, K>(shape, Mul(p, Sub(dy, Fill<kVectors>(means[r]))),
+                                          rows[r].out, j, n);
+          });
+    }
+  }
+};
+
+template <class E>
+struct BackwardSequence : BackwardKernel<E> {
+  static constexpr int kRowSet = 1;
+
+  template <int kRows, typename T>
+  static HWY_INLINE void Run(const RowShape& shape, const Row<T>* rows, float* /*scratch*/) {
+    constexpr int kParts = E::kPlainParts;
+    const Row<T>& row = rows[0];
+    const float* scale = row.columns + kParts * shape.width;
+    const float* mean = scale + kParts * shape.width;
+    BackwardKernel<E>::DecodeRow(
+        shape, row,
+        [&]<int K>(std::size_t j, std::size_t n, const Piece<kParts, K>& dy)
+            ATTNOPS_INLINE_LAMBDA {
+              const auto e =
+                  ExpDifference<AccuracyFor<T>()>(LoadPiece<kParts, K>(shape, row.x, j, n),
+                                                  LoadTable<kParts, K>(shape, row.columns, j));
+              const auto p = Mul(e, LoadTable<kParts, K>(shape, scale, j));
+              const auto dx = Mul(p, Sub(dy, LoadTable<kParts, K>(shape, mean, j)));
+              StorePiece<kParts, K>(shape, dx, row.out, j, n);
+            });
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_SIMD_ENCODING_BACKWARD_INL_H_

@@ -1,0 +1,310 @@
+// The schedule of the position encodings.
+#include "src/simd/encoding/encoding.h"
+
+#include <algorithm>
+
+#include "src/core/numeric.h"
+#include "src/core/parallel.h"
+#include "src/core/scratch.h"
+
+namespace attnops {
+namespace {
+
+// Tokens in a block: enough that the exact sincos of its first one costs little beside the
+// complex products of the others, few enough that the table of several heads stays in L2.
+constexpr std::int64_t kBlock = 16;
+// Bound of a worker's table where heads are neighbours in memory: it takes all heads of a token
+// in one stretch. Where tokens are, a head at a time does, and its table stays in L1.
+constexpr std::int64_t kTableBytes = 128 << 10;
+constexpr std::int64_t kHeadTableBytes = 16 << 10;
+// Bound of the steps that all workers share.
+constexpr std::int64_t kStepBytes = 2 << 20;
+// Outputs from this size on bypass the caches: read for ownership and evictions would
+// cost as much again as the writing. Below it the reader may still find them there.
+constexpr std::int64_t kStreamBytes = 4 << 20;
+// Calls below this size are not worth waking a thread for.
+constexpr std::int64_t kSerialBytes = 64 << 10;
+// More tasks than any sensible number of threads, so that none waits for the last.
+constexpr std::int64_t kTasks = 64;
+// Softmax over the sequence cuts it into at most this many pieces, and takes as many columns
+// at once as the statistics of all pieces have room for. A piece has several blocks: its first
+// one is read once more for the maximum, and pieces have to be merged.
+constexpr std::int64_t kPieces = 32;
+constexpr std::int64_t kPieceBlocks = 4;
+constexpr std::int64_t kColumnBytes = 7 << 20;
+
+constexpr std::int64_t kFloat = sizeof(float);
+
+// Whether every chunk of the output starts at a multiple of the vector size.
+bool IsAligned(const EncodingProblem& problem, const EncodingKernels& kernels, DType dtype) {
+  const auto aligned = [&](std::int64_t elements) {
+    return elements * SizeOf(dtype) % kernels.vector_bytes == 0;
+  };
+  const RowTensor<void*>& out = problem.out;
+  return reinterpret_cast<std::intptr_t>(out.data) % kernels.vector_bytes == 0 &&
+         problem.part % kernels.chunk == 0 && (problem.B == 1 || aligned(out.batch)) &&
+         (problem.N == 1 || aligned(out.token)) && (problem.H == 1 || aligned(out.head));
+}
+
+// One call: the problem, its kernels and its angles.
+struct Work {
+  EncodingProblem problem;
+  EncodingKernels kernels;
+  Angles angles;
+  std::int64_t head_group;  // heads a table is made for at once
+  int workers;
+
+  std::int64_t PrefixBlocks() const { return DivideUp(problem.prefix, angles.block); }
+  std::int64_t Blocks() const {
+    return PrefixBlocks() + DivideUp(problem.N - problem.prefix, angles.block);
+  }
+  std::int64_t HeadGroups() const { return DivideUp(problem.H, head_group); }
+  std::int64_t PlainRow() const { return kernels.plain_parts * angles.width; }
+  std::int64_t WorkerScratch() const { return TableSize() + kMaxRowSet * 2 * PlainRow(); }
+  std::int64_t TableSize() const {
+    return (angles.block * std::min(angles.rows, head_group) + 1) * angles.RowSize();
+  }
+
+  // Into how many parts `batches` are divided where `places` alone are too few tasks. A part
+  // of fewer than 4 would cost as much for its angles as for its rows.
+  static std::int64_t BatchParts(std::int64_t batches, std::int64_t places) {
+    return std::min(DivideUp(batches, 4), DivideUp(kTasks, places));
+  }
+
+  bool InPrefix(const EncodingRegion& region) const {
+    return region.token_begin < problem.prefix;
+  }
+
+  // The angles of a region's tokens, made at `table`; none for those of the prefix.
+  AngleTable FillTable(const EncodingRegion& region, float* table) const {
+    const bool shared = angles.rows == 1;
+    const std::int64_t begin = shared ? 0 : region.head_begin;
+    const std::int64_t end = shared ? 1 : region.head_end;
+    if (!InPrefix(region)) {
+      kernels.fill_table(angles, begin, end, region.token_begin - problem.prefix,
+                         region.token_end - region.token_begin, table);
+    }
+    return {table, end - begin, angles.width};
+  }
+
+  // The tokens of a block, for group `group` of the heads from `head_begin` on.
+  EncodingRegion RegionOf(std::int64_t block, std::int64_t group, std::int64_t head_begin,
+                          std::int64_t head_end, std::int64_t batch_begin,
+                          std::int64_t batch_end) const {
+    const bool prefix = block < PrefixBlocks();
+    const std::int64_t start = prefix ? 0 : problem.prefix;
+    const std::int64_t token =
+        start + (block - (prefix ? 0 : PrefixBlocks())) * angles.block;
+    const std::int64_t head = head_begin + group * head_group;
+    return {batch_begin,
+            batch_end,
+            token,
+            std::min(prefix ? problem.prefix : problem.N, token + angles.block),
+            head,
+            std::min(head_end, head + head_group)};
+  }
+
+  void Apply(const EncodingRegion& region, float* memory, const EncodingColumns& columns) const {
+    kernels.apply[InPrefix(region)](problem, region, FillTable(region, memory),
+                                    memory + TableSize(), columns);
+  }
+};
+
+// Everything but softmax over the sequence: each block of tokens and group of heads is a task,
+// its table is made once and all batches stream past it. Where that gives few tasks, the
+// batches are divided too.
+void RunBlocks(const Work& work, Scratch& scratch) {
+  float* memory = scratch.Take<float>(work.workers * work.WorkerScratch());
+  const std::int64_t B = work.problem.B;
+  const std::int64_t places = work.Blocks() * work.HeadGroups();
+  const std::int64_t parts = work.BatchParts(B, places);
+  RunTasks(places * parts, work.workers, [&](std::int64_t task, int worker) {
+    const std::int64_t part = task % parts;
+    const std::int64_t place = task / parts;
+    work.Apply(work.RegionOf(place / work.HeadGroups(), place % work.HeadGroups(), 0,
+                             work.problem.H, B * part / parts, B * (part + 1) / parts),
+               memory + worker * work.WorkerScratch(), {});
+  });
+}
+
+// How softmax over the sequence divides the columns (b,h) and the sequence.
+struct SequencePlan {
+  std::int64_t piece_blocks;  // blocks in a piece, the unit whose sums are merged in order
+  std::int64_t pieces;
+  std::int64_t column_size;  // floats of one (b,h)'s statistics
+  std::int64_t batches;      // in a group
+  std::int64_t heads;        // in a group; all of them unless batches is 1
+
+  SequencePlan(const Work& work, Pass pass) {
+    const EncodingProblem& problem = work.problem;
+    piece_blocks = std::max(kPieceBlocks, DivideUp(work.Blocks(), kPieces));
+    pieces = DivideUp(work.Blocks(), piece_blocks);
+    column_size = EncodingColumns::Rows(pass) * work.PlainRow();
+    const std::int64_t fit = kColumnBytes / (pieces * column_size * kFloat);
+    heads = std::clamp<std::int64_t>(fit, 1, problem.H);
+    const std::int64_t most = std::clamp<std::int64_t>(fit / problem.H, 1, problem.B);
+    batches = DivideUp(problem.B, DivideUp(problem.B, most));  // groups of equal size
+  }
+
+  std::int64_t StatisticsSize() const { return pieces * batches * heads * column_size; }
+};
+
+// Softmax over the sequence for the columns of a group of batches and heads: sums of each piece
+// of the sequence, pieces merged in their order, output.
+void RunColumns(const Work& work, const SequencePlan& plan, Pass pass,
+                const EncodingRegion& group_of_columns, float* memory, float* statistics) {
+  const EncodingKernels& kernels = work.kernels;
+  const std::int64_t batch = group_of_columns.batch_begin;
+  const std::int64_t batches = group_of_columns.batch_end - batch;
+  const std::int64_t head = group_of_columns.head_begin;
+  const std::int64_t head_end = group_of_columns.head_end;
+  const std::int64_t groups = DivideUp(head_end - head, work.head_group);
+  const std::int64_t piece_size = batches * (head_end - head) * plan.column_size;
+  const auto columns_of = [&](std::int64_t piece) {
+    return EncodingColumns{statistics + piece * piece_size, batch, head, head_end - head,
+                           plan.column_size};
+  };
+  const std::int64_t places = plan.pieces * groups;
+  const std::int64_t parts = work.BatchParts(batches, places);
+  RunTasks(places * parts, work.workers, [&](std::int64_t task, int worker) {
+    const std::int64_t part = task % parts;
+    const std::int64_t group = task / parts % groups;
+    const std::int64_t piece = task / parts / groups;
+    const std::int64_t first = piece * plan.piece_blocks;
+    const std::int64_t last = std::min(work.Blocks(), first + plan.piece_blocks);
+    const std::int64_t begin = batch + batches * part / parts;
+    const std::int64_t end = batch + batches * (part + 1) / parts;
+    const EncodingColumns columns = columns_of(piece);
+    AngleTable table{memory + worker * work.WorkerScratch(), 1, work.angles.width};
+    for (std::int64_t block = first; block < last; ++block) {
+      const EncodingRegion region = work.RegionOf(block, group, head, head_end, begin, end);
+      for (std::int64_t b = begin; b < end && block == first; ++b) {
+        for (std::int64_t h = region.head_begin; h < region.head_end; ++h) {
+          kernels.start_columns(columns.At(b, h), work.PlainRow());
+        }
+      }
+      if (pass == Pass::kBackward) {
+        table = work.FillTable(region, memory + worker * work.WorkerScratch());
+      }
+      kernels.add_columns[work.InPrefix(region)](work.problem, region, table, columns,
+                                                 block == first);
+    }
+  });
+  RunTasks(batches * (head_end - head), work.workers, [&](std::int64_t i, int) {
+    float* to = statistics + i * plan.column_size;
+    for (std::int64_t piece = 1; piece < plan.pieces; ++piece) {
+      kernels.merge_columns(to, to + piece * piece_size, work.PlainRow());
+    }
+    kernels.finish_columns(to, work.PlainRow());
+  });
+  RunTasks(work.Blocks() * groups, work.workers, [&](std::int64_t task, int worker) {
+    work.Apply(work.RegionOf(task / groups, task % groups, head, head_end, batch, batch + batches),
+               memory + worker * work.WorkerScratch(), columns_of(0));
+  });
+}
+
+void RunSequence(const Work& work, const SequencePlan& plan, Pass pass, Scratch& scratch) {
+  float* memory = scratch.Take<float>(work.workers * work.WorkerScratch());
+  float* statistics = scratch.Take<float>(plan.StatisticsSize());
+  const EncodingProblem& problem = work.problem;
+  for (std::int64_t b = 0; b < problem.B; b += plan.batches) {
+    for (std::int64_t h = 0; h < problem.H; h += plan.heads) {
+      const EncodingRegion group{b, std::min(problem.B, b + plan.batches), 0, problem.N,
+                                 h, std::min(problem.H, h + plan.heads)};
+      RunColumns(work, plan, pass, group, memory, statistics);
+    }
+  }
+}
+
+EncodingKernels KernelsFor(const EncodingCall& call) {
+  const bool rotate = call.encoding == Encoding::kRotate;
+  switch (call.dtype) {
+    case DType::kFloat32:
+      return (rotate ? RotateFloat32Kernels : CosineFloat32Kernels)(call.pass, call.act, call.axis);
+    case DType::kFloat16:
+      return (rotate ? RotateFloat16Kernels : CosineFloat16Kernels)(call.pass, call.act, call.axis);
+    case DType::kBFloat16:
+      break;
+  }
+  return (rotate ? RotateBFloat16Kernels : CosineBFloat16Kernels)(call.pass, call.act, call.axis);
+}
+
+}  // namespace
+
+Angles AnglesOf(const AngleSource& source, std::int64_t count, std::int64_t chunk) {
+  Angles angles;
+  angles.shape = source.shape;
+  angles.offset = source.offset;
+  angles.count = count;
+  angles.per_axis = source.per_axis;
+  angles.width = RoundUp(count, chunk);
+  if (source.table != nullptr) {
+    angles.table = static_cast<const float*>(source.table->data());
+    angles.rows = source.table->shape(0);
+    angles.table_row = source.table->stride(0);
+    angles.table_index = source.table->stride(1);
+    angles.block = kBlock;
+  } else {
+    angles.rows = source.theta->shape(0);
+    angles.block =
+        std::clamp<std::int64_t>(kStepBytes / (angles.rows * angles.RowSize() * kFloat), 1, kBlock);
+  }
+  return angles;
+}
+
+std::size_t AnglesScratch(const Angles& angles) {
+  if (angles.table != nullptr) return 0;
+  const std::int64_t count = angles.rows * angles.width;
+  return Scratch::Size<std::uint32_t>(2 * count) + Scratch::Size<float>(count) +
+         Scratch::Size<float>(angles.block * 2 * count);
+}
+
+void StartAngles(const EncodingKernels& kernels, const ConstTensorView& theta, Scratch& scratch,
+                 Angles& angles) {
+  const std::int64_t count = angles.rows * angles.width;
+  angles.turns = scratch.Take<std::uint32_t>(2 * count);
+  angles.poison = scratch.Take<float>(count);
+  angles.steps = scratch.Take<float>(angles.block * 2 * count);
+  kernels.fill_turns(theta, angles);
+  std::int64_t longest = 0;
+  for (int axis = 0; axis < angles.axes(); ++axis) longest = std::max(longest, angles.shape[axis]);
+  kernels.fill_steps(angles, std::min(angles.block, longest));
+}
+
+void RunEncoding(EncodingCall call) {
+  EncodingProblem& problem = call.problem;
+  if (problem.B * problem.N * problem.H * problem.part == 0) return;
+  Work work;
+  work.kernels = KernelsFor(call);
+  const std::int64_t out_parts = call.pass == Pass::kForward ? 2 : work.kernels.plain_parts;
+  const std::int64_t bytes =
+      problem.B * problem.N * problem.H * problem.part * out_parts * SizeOf(call.dtype);
+  problem.stream = bytes >= kStreamBytes && IsAligned(problem, work.kernels, call.dtype);
+  problem.tokens_inner =
+      problem.H == 1 || (problem.N > 1 && problem.out.token < problem.out.head);
+  work.problem = problem;
+  work.workers = bytes < kSerialBytes ? 1 : MaxWorkers();
+
+  Angles& angles = work.angles;
+  angles = AnglesOf(call.angles, problem.part, work.kernels.chunk);
+  const std::int64_t table_bytes = problem.tokens_inner ? kHeadTableBytes : kTableBytes;
+  work.head_group =
+      angles.rows == 1
+          ? problem.H
+          : std::clamp<std::int64_t>(table_bytes / (angles.block * angles.RowSize() * kFloat), 1,
+                                     problem.H);
+
+  const SequencePlan plan(work, call.pass);
+  const bool sequence = call.axis == SoftmaxAxis::kSequence;
+  Scratch scratch(AnglesScratch(angles) +
+                  Scratch::Size<float>(work.workers * work.WorkerScratch()) +
+                  (sequence ? Scratch::Size<float>(plan.StatisticsSize()) : 0));
+  if (angles.table == nullptr) StartAngles(work.kernels, *call.angles.theta, scratch, angles);
+  if (sequence) {
+    RunSequence(work, plan, call.pass, scratch);
+  } else {
+    RunBlocks(work, scratch);
+  }
+}
+
+}  // namespace attnops

@@ -1,0 +1,14 @@
+// The kernels of cosine on bfloat16 tensors. A file for each, so that they compile at the same
+// time.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/simd/encoding/kernels_cosine_bfloat16.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "src/simd/encoding/kernels-inl.h"
+
+ATTNOPS_TARGET_KERNELS(CosineBFloat16Kernels, CosineRows, BFloat16);
+
+#if HWY_ONCE
+ATTNOPS_EXPORT_KERNELS(CosineBFloat16Kernels)
+#endif

@@ -1,0 +1,310 @@
+// Rows of the position encodings: loading and storing their parts, encoding them, and going
+// through all of a region.
+
+#if defined(ATTNOPS_SRC_SIMD_ENCODING_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_SIMD_ENCODING_ROWS_INL_H_
+#undef ATTNOPS_SRC_SIMD_ENCODING_ROWS_INL_H_
+#else
+#define ATTNOPS_SRC_SIMD_ENCODING_ROWS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "src/simd/encoding/encoding.h"
+#include "src/simd/io-inl.h"
+#include "src/simd/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops {
+namespace HWY_NAMESPACE {
+
+// Rows are worked on in pieces of K chunks of each part. K is such that, where registers allow
+// it, a piece has eight vectors: they hide the latency of a multiply-add, four do not.
+#undef ATTNOPS_PIECE_CHUNKS
+#if HWY_TARGET == HWY_AVX3
+#define ATTNOPS_PIECE_CHUNKS 4
+#else
+#define ATTNOPS_PIECE_CHUNKS 2
+#endif
+
+// What the rows of a call have in common.
+struct RowShape {
+  std::size_t part;     // elements of a part
+  std::size_t encoded;  // of them those with an angle
+  std::size_t width;    // of a part in tables: padded to chunks
+  bool stream;          // whether the output bypasses the caches; then parts are whole chunks
+
+  RowShape(const EncodingProblem& problem, const AngleTable& table)
+      : part(static_cast<std::size_t>(problem.part)),
+        encoded(static_cast<std::size_t>(problem.encoded)),
+        width(static_cast<std::size_t>(table.width)),
+        stream(problem.stream) {}
+};
+
+// K chunks of each of kParts parts, one part after the other.
+template <int kParts, int K>
+using Piece = Pack<2 * kParts * K>;
+
+// The n elements from j on of each part of a tensor's row; K > 1 only for n of whole chunks.
+template <int kParts, int K, typename T>
+HWY_INLINE Piece<kParts, K> LoadPiece(const RowShape& shape, const T* row, std::size_t j,
+                                      std::size_t n) {
+  if constexpr (kParts == 2) {
+    return Join(LoadPiece<1, K>(shape, row, j, n), LoadPiece<1, K>(shape, row + shape.part, j, n));
+  } else if constexpr (K == 1) {
+    return LoadChunkN(row + j, n);
+  } else {
+    return LoadChunks<K>(row + j);
+  }
+}
+// Results are computed from tensors of type T: see Payload.
+template <int kParts, int K, typename T>
+HWY_INLINE void StorePiece(const RowShape& shape, const Piece<kParts, K>& piece, T* row,
+                           std::size_t j, std::size_t n) {
+  if constexpr (kParts == 2) {
+    StorePiece<1, K>(shape, FirstHalf(piece), row, j, n);
+    StorePiece<1, K>(shape, SecondHalf(piece), row + shape.part, j, n);
+  } else if constexpr (K > 1) {
+    StoreChunks<K, Payload::kUpper>(piece, row + j, shape.stream);
+  } else if (HWY_LIKELY(n == ChunkSize())) {
+    StoreChunks<1, Payload::kUpper>(piece, row + j, shape.stream);
+  } else {
+    StoreChunkN<Payload::kUpper>(piece, row + j, n);
+  }
+}
+
+// The same of a float32 row whose parts are padded to `width`.
+template <int kParts, int K>
+HWY_INLINE Piece<kParts, K> LoadTable(const RowShape& shape, const float* row, std::size_t j) {
+  if constexpr (kParts == 2) {
+    return Join(LoadChunks<K>(row + j), LoadChunks<K>(row + shape.width + j));
+  } else {
+    return LoadChunks<K>(row + j);
+  }
+}
+template <int kParts, int K>
+HWY_INLINE void StoreTable(const RowShape& shape, const Piece<kParts, K>& piece, float* row,
+                           std::size_t j) {
+  if constexpr (kParts == 2) {
+    StoreChunks<K>(FirstHalf(piece), row + j);
+    StoreChunks<K>(SecondHalf(piece), row + shape.width + j);
+  } else {
+    StoreChunks<K>(piece, row + j);
+  }
+}
+
+// The lanes of the first n elements of each part of a piece of single chunks.
+template <int kParts, typename T>
+HWY_INLINE Pack<2 * kParts, MF> FirstOfParts(std::size_t n) {
+  const ChunkMask mask = FirstElements<T>(n);
+  if constexpr (kParts == 2) {
+    return {{mask.v[0], mask.v[1], mask.v[0], mask.v[1]}};
+  } else {
+    return mask;
+  }
+}
+
+// The encodings; kHasPrefix where some tokens may be without a position. Encode turns a plain piece into an encoded one, with the angles at `cos`;
+// Decode is its transpose, and its inverse for kRotate.
+
+struct RotateRows {
+  static constexpr int kPlainParts = 2;
+  static constexpr int kPieceChunks = ATTNOPS_PIECE_CHUNKS / 2;
+  static constexpr bool kHasPrefix = false;
+
+  template <int K>
+  static HWY_INLINE Piece<2, K> Encode(const RowShape& shape, const Piece<2, K>& y,
+                                       const float* cos) {
+    const auto c = LoadChunks<K>(cos);
+    const auto s = LoadChunks<K>(cos + shape.width);
+    return Join(NegMulAdd(SecondHalf(y), s, Mul(FirstHalf(y), c)),
+                MulAdd(SecondHalf(y), c, Mul(FirstHalf(y), s)));
+  }
+  template <int K>
+  static HWY_INLINE Piece<2, K> Decode(const RowShape& shape, const Piece<2, K>& d,
+                                       const float* cos) {
+    const auto c = LoadChunks<K>(cos);
+    const auto s = LoadChunks<K>(cos + shape.width);
+    return Join(MulAdd(SecondHalf(d), s, Mul(FirstHalf(d), c)),
+                NegMulAdd(FirstHalf(d), s, Mul(SecondHalf(d), c)));
+  }
+  template <int K>
+  static HWY_INLINE Piece<2, K> EncodeUnplaced(const Piece<2, K>& y) {
+    return y;
+  }
+  template <int K>
+  static HWY_INLINE Piece<2, K> DecodeUnplaced(const Piece<2, K>& d) {
+    return d;
+  }
+};
+
+struct CosineRows {
+  static constexpr int kPlainParts = 1;
+  static constexpr int kPieceChunks = ATTNOPS_PIECE_CHUNKS;
+  static constexpr bool kHasPrefix = true;
+
+  template <int K>
+  static HWY_INLINE Piece<2, K> Encode(const RowShape& shape, const Piece<1, K>& y,
+                                       const float* cos) {
+    return Join(Mul(y, LoadChunks<K>(cos)), Mul(y, LoadChunks<K>(cos + shape.width)));
+  }
+  template <int K>
+  static HWY_INLINE Piece<1, K> Decode(const RowShape& shape, const Piece<2, K>& d,
+                                       const float* cos) {
+    return MulAdd(SecondHalf(d), LoadChunks<K>(cos + shape.width),
+                  Mul(FirstHalf(d), LoadChunks<K>(cos)));
+  }
+  template <int K>
+  static HWY_INLINE Piece<2, K> EncodeUnplaced(const Piece<1, K>& y) {
+    return Join(y, Fill<2 * K>(0.0f));
+  }
+  template <int K>
+  static HWY_INLINE Piece<1, K> DecodeUnplaced(const Piece<2, K>& d) {
+    return FirstHalf(d);
+  }
+};
+
+// The encoding E of tokens without a position. They are few: small pieces, for a small kernel.
+template <class E>
+struct Unplaced : E {
+  static constexpr int kPieceChunks = 1;
+
+  template <int K>
+  static HWY_INLINE Piece<2, K> Encode(const RowShape&, const Piece<E::kPlainParts, K>& y,
+                                       const float*) {
+    return E::template EncodeUnplaced<K>(y);
+  }
+  template <int K>
+  static HWY_INLINE Piece<E::kPlainParts, K> Decode(const RowShape&, const Piece<2, K>& d,
+                                                    const float*) {
+    return E::template DecodeUnplaced<K>(d);
+  }
+};
+
+// The n elements from j on of each part; `cos` is the row's. Of a single chunk some may have no
+// angle.
+template <class E, int K, typename T>
+HWY_INLINE Piece<2, K> EncodePiece(const RowShape& shape, const Piece<E::kPlainParts, K>& y,
+                                   const float* cos, std::size_t j, std::size_t n) {
+  const Piece<2, K> encoded = E::template Encode<K>(shape, y, cos + j);
+  if constexpr (K == 1) {
+    if (HWY_UNLIKELY(j + n > shape.encoded)) {
+      const std::size_t placed = std::max(shape.encoded, j) - j;
+      return Select(FirstOfParts<2, T>(placed), encoded, E::template EncodeUnplaced<K>(y));
+    }
+  }
+  return encoded;
+}
+template <class E, int K, typename T>
+HWY_INLINE Piece<E::kPlainParts, K> DecodePiece(const RowShape& shape, const Piece<2, K>& d,
+                                                const float* cos, std::size_t j, std::size_t n) {
+  const Piece<E::kPlainParts, K> decoded = E::template Decode<K>(shape, d, cos + j);
+  if constexpr (K == 1) {
+    if (HWY_UNLIKELY(j + n > shape.encoded)) {
+      const std::size_t placed = std::max(shape.encoded, j) - j;
+      return Select(FirstOfParts<E::kPlainParts, T>(placed), decoded,
+                    E::template DecodeUnplaced<K>(d));
+    }
+  }
+  return decoded;
+}
+
+// body<K>(j, n) for all pieces of a row of encoding E, large ones of elements before `whole` and
+// then single chunks.
+template <class E, class Body>
+HWY_INLINE void ForEachPiece(const RowShape& shape, std::size_t whole, const Body& body) {
+  constexpr int K = E::kPieceChunks;
+  const std::size_t chunk = ChunkSize();
+  std::size_t j = 0;
+  if constexpr (K == 4) {
+    for (; j + 4 * chunk <= whole; j += 4 * chunk) body.template operator()<4>(j, 4 * chunk);
+  }
+  if constexpr (K >= 2) {
+    for (; j + 2 * chunk <= whole; j += 2 * chunk) body.template operator()<2>(j, 2 * chunk);
+  }
+  for (; j < shape.part; j += chunk) {
+    body.template operator()<1>(j, std::min(chunk, shape.part - j));
+  }
+}
+
+template <typename T, typename Pointer>
+HWY_INLINE T* RowOf(const RowTensor<Pointer>& tensor, std::int64_t b, std::int64_t t,
+                    std::int64_t h) {
+  return static_cast<T*>(tensor.data) + b * tensor.batch + t * tensor.token + h * tensor.head;
+}
+
+// One row of each tensor.
+template <typename T>
+struct Row {
+  const T* x;
+  const T* d_out;
+  T* out;
+  const float* cos;
+  const float* columns;
+};
+
+template <typename T>
+HWY_INLINE void PrefetchRow(const T* row, std::int64_t n) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  for (std::int64_t i = 0; i < n; i += kLine) hwy::Prefetch(row + i);
+}
+
+// Runs Kernel::Run on all rows of a region, Kernel::kRowSet at a time and the last of a stretch
+// singly. A stretch, neighbours in memory, is all heads of a token or all tokens of a head. It is
+// followed by the same of the next batch, which shares its angles; meanwhile that batch's rows
+// are fetched. The hardware, which follows a stream within a page, does not do that.
+template <class Kernel, typename T>
+HWY_INLINE void ForEachRowSet(const EncodingProblem& problem, const EncodingRegion& region,
+                              const AngleTable& table, float* scratch,
+                              const EncodingColumns& columns) {
+  constexpr int kRowSet = Kernel::kRowSet;
+  static_assert(kRowSet <= kMaxRowSet);
+  const RowShape shape(problem, table);
+  const bool tokens_inner = problem.tokens_inner;
+  const std::int64_t tokens = region.token_end - region.token_begin;
+  const std::int64_t heads = region.head_end - region.head_begin;
+  const std::int64_t outer = tokens_inner ? heads : tokens;
+  const std::int64_t inner = tokens_inner ? tokens : heads;
+  Row<T> rows[kRowSet];
+  for (std::int64_t o = 0; o < outer; ++o) {
+    for (std::int64_t b = region.batch_begin; b < region.batch_end; ++b) {
+      const bool last = b + 1 == region.batch_end;
+      const std::int64_t next_o = last ? std::min(o + 1, outer - 1) : o;
+      const std::int64_t next_b = last ? region.batch_begin : b + 1;
+      int count = 0;
+      for (std::int64_t i = 0; i < inner; ++i) {
+        const std::int64_t t = region.token_begin + (tokens_inner ? i : o);
+        const std::int64_t h = region.head_begin + (tokens_inner ? o : i);
+        const std::int64_t next_t = region.token_begin + (tokens_inner ? i : next_o);
+        const std::int64_t next_h = region.head_begin + (tokens_inner ? next_o : i);
+        if constexpr (Kernel::kReadsX) {
+          PrefetchRow(RowOf<const T>(problem.x, next_b, next_t, next_h),
+                      Kernel::kPlainParts * problem.part);
+        }
+        if constexpr (Kernel::kReadsGradient) {
+          PrefetchRow(RowOf<const T>(problem.d_out, next_b, next_t, next_h), 2 * problem.part);
+        }
+        rows[count] = {RowOf<const T>(problem.x, b, t, h), RowOf<const T>(problem.d_out, b, t, h),
+                       RowOf<T>(problem.out, b, t, h),
+                       table.Cos(t - region.token_begin, h - region.head_begin),
+                       columns.data == nullptr ? nullptr : columns.At(b, h)};
+        if (++count == kRowSet) {
+          Kernel::template Run<kRowSet>(shape, rows, scratch);
+          count = 0;
+        }
+      }
+      if constexpr (kRowSet > 1) {
+        for (int r = 0; r < count; ++r) Kernel::template Run<1>(shape, rows + r, scratch);
+      }
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_SIMD_ENCODING_ROWS_INL_H_
