@@ -26,11 +26,16 @@ CosineSpec Spec(DType dtype, const Activation& act, std::int64_t features = 19) 
           .act = act};
 }
 
+// With less than a vector, whole vectors and one more, in turns.
 template <typename Body>
 void ForEachTypeAndPath(const Body& body) {
+  static constexpr std::int64_t kFeatures[] = {3, 32, 65};
+  std::size_t turn = 0;
   for (const DType dtype : kAllTypes) {
     for (const Activation& act : kCosinePaths) {
-      for (const std::int64_t features : {3, 32, 65}) body(Spec(dtype, act, features));
+      body(Spec(dtype, act, kFeatures[turn % 3]));
+      body(Spec(dtype, act, kFeatures[(turn + 1) % 3]));
+      ++turn;
     }
   }
 }
@@ -96,7 +101,6 @@ TEST(MdLrpeCosineStrides, BroadcastInputs) {
 TEST(MdLrpeCosineStrides, NegativeStrides) {
   for (int mask = 1; mask < 8; ++mask) {
     ForEachTypeAndPath([&](CosineSpec spec) {
-      if (spec.features == 32) return;
       Dims x = OfX(spec, {0, 1, 2}, 2, 0);
       Dims out = OfOut(spec, {0, 1, 2}, 2, 0);
       Dims dx = x;
