@@ -8,12 +8,13 @@
 #include "attnops/parallel.h"
 #include "attnops/target.h"
 #include "tests/ops/lrpe_rotate_case.h"
+#include "tests/ops/md_lrpe_cosine_case.h"
 #include "tests/support/parallel_fors.h"
 
 namespace attnops::testing {
 namespace {
 
-std::vector<RotateSpec> Specs() {
+std::vector<RotateSpec> RotateSpecs() {
   std::vector<RotateSpec> specs;
   for (const DType dtype : kAllTypes) {
     for (const Activation& act : kDistinctActivations) {
@@ -31,27 +32,54 @@ std::vector<RotateSpec> Specs() {
   return specs;
 }
 
-struct Results {
-  std::vector<std::uint32_t> forward;
-  std::vector<std::uint32_t> backward;
-};
-
-std::vector<Results> RunAll(std::vector<RotateCase>& cases) {
-  std::vector<Results> results;
-  for (RotateCase& c : cases) {
-    Results& result = results.emplace_back();
-    c.Forward();
-    result.forward = c.out.Bits();
-    c.Backward();
-    result.backward = c.out.Bits();
+std::vector<CosineSpec> CosineSpecs() {
+  std::vector<CosineSpec> specs;
+  for (const DType dtype : kAllTypes) {
+    for (const Activation& act : kCosineActivations) {
+      specs.push_back({.dtype = dtype,
+                       .batch = 2,
+                       .heads = 3,
+                       .shape = {10, 15},
+                       .l = 10,
+                       .features = 48,
+                       .theta_heads = 3,
+                       .act = act});
+    }
   }
-  return results;
+  return specs;
 }
 
-std::vector<RotateCase> MakeCases() {
-  std::vector<RotateCase> cases;
-  for (const RotateSpec& spec : Specs()) cases.emplace_back(spec);
-  return cases;
+// Calls of every operator.
+struct Cases {
+  Cases() {
+    for (const RotateSpec& spec : RotateSpecs()) rotate.emplace_back(spec);
+    for (const CosineSpec& spec : CosineSpecs()) cosine.emplace_back(spec);
+  }
+
+  std::vector<RotateCase> rotate;
+  std::vector<CosineCase> cosine;
+};
+
+// The bits of every result.
+std::vector<std::vector<std::uint32_t>> RunAll(Cases& cases) {
+  std::vector<std::vector<std::uint32_t>> results;
+  for (RotateCase& c : cases.rotate) {
+    c.Forward();
+    results.push_back(c.out.Bits());
+    c.Backward();
+    results.push_back(c.out.Bits());
+  }
+  for (CosineCase& c : cases.cosine) {
+    c.BuildTable();
+    results.push_back(c.table.Bits());
+    for (const Angles angles : kBothAngles) {
+      c.Forward(angles);
+      results.push_back(c.out.Bits());
+      c.Backward(angles);
+      results.push_back(c.dx.Bits());
+    }
+  }
+  return results;
 }
 
 class Concurrency : public ::testing::Test {
@@ -67,8 +95,7 @@ class Concurrency : public ::testing::Test {
 // Runs first: the first calls of a process set things up, and may come from several threads.
 TEST_F(Concurrency, FirstCallsAtOnce) {
   constexpr int kCallers = 4;
-  std::vector<std::vector<RotateCase>> cases;
-  for (int i = 0; i < kCallers; ++i) cases.push_back(MakeCases());
+  std::vector<Cases> cases(kCallers);
   std::vector<std::string> targets(kCallers);
   std::vector<std::thread> callers;
   for (int i = 0; i < kCallers; ++i) {
@@ -84,20 +111,17 @@ TEST_F(Concurrency, FirstCallsAtOnce) {
 TEST_F(Concurrency, ResultsAreThoseOfSerialCalls) {
   constexpr int kCallers = 4;
   constexpr int kRounds = 3;
-  std::vector<RotateCase> serial_cases = MakeCases();
-  const std::vector<Results> expected = RunAll(serial_cases);
-  std::vector<std::vector<RotateCase>> cases;
-  for (int i = 0; i < kCallers; ++i) cases.push_back(MakeCases());
+  Cases serial_cases;
+  const auto expected = RunAll(serial_cases);
+  std::vector<Cases> cases(kCallers);
   std::vector<int> differences(kCallers, 0);
   std::vector<std::thread> callers;
   for (int i = 0; i < kCallers; ++i) {
     callers.emplace_back([&, i] {
       for (int round = 0; round < kRounds; ++round) {
-        const std::vector<Results> results = RunAll(cases[i]);
-        for (std::size_t k = 0; k < results.size(); ++k) {
-          differences[i] += results[k].forward != expected[k].forward;
-          differences[i] += results[k].backward != expected[k].backward;
-        }
+        const auto results = RunAll(cases[i]);
+        for (std::size_t k = 0; k < results.size(); ++k)
+          differences[i] += results[k] != expected[k];
       }
     });
   }
@@ -107,7 +131,7 @@ TEST_F(Concurrency, ResultsAreThoseOfSerialCalls) {
 
 // Callers share inputs; each has an output of its own. An error in one leaves the others alone.
 TEST_F(Concurrency, SharedInputsAndErrors) {
-  RotateCase shared(Specs().back());
+  RotateCase shared(RotateSpecs().back());
   shared.Forward();
   const std::vector<std::uint32_t> expected = shared.out.Bits();
   std::vector<std::vector<std::uint32_t>> results(3);
@@ -124,6 +148,38 @@ TEST_F(Concurrency, SharedInputsAndErrors) {
     for (int i = 0; i < 20; ++i) {
       try {
         LrpeRotate(shared.x.view(), shared.x.view(), shared.out.view(), shared.spec().Options());
+      } catch (const Error&) {
+        ++errors;
+      }
+    }
+  });
+  for (std::thread& caller : callers) caller.join();
+  for (const auto& result : results) EXPECT_EQ(result, expected);
+  EXPECT_EQ(errors, 20);
+}
+
+// Callers share a table.
+TEST_F(Concurrency, SharedTable) {
+  CosineCase shared(CosineSpecs().back());
+  shared.BuildTable();
+  shared.Forward(Angles::kTable);
+  const std::vector<std::uint32_t> expected = shared.out.Bits();
+  std::vector<std::vector<std::uint32_t>> results(3);
+  int errors = 0;
+  std::vector<std::thread> callers;
+  for (auto& result : results) {
+    callers.emplace_back([&] {
+      GuardedTensor out(shared.spec().dtype, shared.spec().OutShape());
+      MdLrpeCosineWithTable(shared.x.view(), shared.table.view(), out.view(),
+                            shared.spec().TableOptions());
+      result = out.Bits();
+    });
+  }
+  callers.emplace_back([&] {
+    for (int i = 0; i < 20; ++i) {
+      try {
+        MdLrpeCosineWithTable(shared.x.view(), shared.x.view(), shared.out.view(),
+                              shared.spec().TableOptions());
       } catch (const Error&) {
         ++errors;
       }

@@ -14,24 +14,6 @@ namespace {
 constexpr std::int64_t kOffsets[] = {0,          1'000'000,    1'000'000'000,    1LL << 31,
                                      -1'000'000, -(1LL << 31), (1LL << 24) - 16, (1LL << 31) - 20};
 
-// Thetas that a reduction may trip over: both ends of the range, multiples of parts of a turn,
-// powers of two, few and many bits, next to nothing.
-std::vector<double> AwkwardThetas() {
-  std::vector<double> thetas = {16,  -16,     0,       -0.0,  1,      -1,
-                                0.5, 0x1p-20, 0x1p-40, 1e-30, -1e-38, 1e-45};
-  for (const double turn_part : {0.25, 0.5, 1.0, 2.0, 4.0, 8.0}) {
-    const double angle = M_PI * turn_part / 2;
-    for (const float theta :
-         {std::nextafter(static_cast<float>(angle), 0.0f), static_cast<float>(angle),
-          std::nextafter(static_cast<float>(angle), 100.0f)}) {
-      if (theta > 16) continue;
-      thetas.push_back(theta);
-      thetas.push_back(-theta);
-    }
-  }
-  return thetas;
-}
-
 // Replaces the thetas by `thetas`, repeated.
 void FillTheta(RotateCase& c, const std::vector<double>& thetas) {
   std::vector<double> values(c.theta.size());

@@ -5,34 +5,14 @@
 #include <tuple>
 #include <utility>
 
-#include "tests/support/compare.h"
 #include "tests/support/random.h"
 
 namespace attnops::testing {
 namespace {
 
-using Kind = Activation::Kind;
-
-Dims StridesOr(const std::optional<Dims>& strides, const Dims& shape) {
-  return strides ? *strides : TensorView(nullptr, DType::kFloat32, shape).strides();
-}
-
 bool OverFeatures(const RotateSpec& spec) {
   const int rank = spec.three_axes ? 3 : 4;
   return spec.act.dim == -1 || spec.act.dim == rank - 1;
-}
-
-std::string Describe(const std::optional<Dims>& strides, const char* name) {
-  if (!strides) return "";
-  std::ostringstream text;
-  text << " " << name << " strides";
-  for (int i = 0; i < strides->rank(); ++i) text << " " << (*strides)[i];
-  return text.str();
-}
-
-void CheckResult(const GuardedTensor& result, const Expected& expected) {
-  EXPECT_TRUE(result.AllWritten());
-  EXPECT_TRUE(AllNear(result.Values(), expected.value, expected.bound));
 }
 
 }  // namespace
@@ -42,15 +22,12 @@ Dims RotateSpec::Shape() const {
 }
 
 std::string RotateSpec::Describe() const {
-  static constexpr const char* kNames[] = {"none", "relu", "sigmoid", "silu", "softmax"};
   std::ostringstream text;
   text << Name(dtype) << " B=" << batch << " N=" << length << " H=" << heads << " D=" << features
        << (three_axes ? " (3 axes)" : "") << " theta " << Name(theta_dtype) << " (" << theta_heads
-       << "," << theta_features << ") offset " << offset << " act "
-       << kNames[static_cast<int>(act.kind)];
-  if (act.kind == Kind::kSoftmax) text << "(" << act.dim << ")";
-  text << testing::Describe(x_strides, "x") << testing::Describe(theta_strides, "theta")
-       << testing::Describe(d_out_strides, "d_out") << testing::Describe(out_strides, "out")
+       << "," << theta_features << ") offset " << offset << " act " << testing::Describe(act)
+       << DescribeStrides(x_strides, "x") << DescribeStrides(theta_strides, "theta")
+       << DescribeStrides(d_out_strides, "d_out") << DescribeStrides(out_strides, "out")
        << " shift " << shift;
   return text.str();
 }
@@ -171,23 +148,20 @@ void ForEachSpec(const std::function<void(const RotateSpec&)>& body) {
       if (pairs == 1 || !every_theta) break;
     }
   };
-  for (const DType dtype : kAllTypes) {
-    for (const DType theta_dtype : {DType::kFloat32, dtype}) {
-      for (const Activation& act : kDistinctActivations) {
-        RotateSpec spec = {.dtype = dtype, .theta_dtype = theta_dtype, .act = act};
-        for (const std::int64_t features : kAwkwardFeatures) {
-          spec.features = features;
-          for (const Shape& shape : kShapes) run(spec, shape, true);
-        }
-        // The rest takes one theta form, or the tests take too long.
-        for (const std::int64_t features : kCommonFeatures) {
-          spec.features = features;
-          for (const Shape& shape : kShapes) run(spec, shape, false);
-        }
-        spec.features = 66;
-        run(spec, kLarge, false);
+  for (const auto& [dtype, theta_dtype] : kTypePairs) {
+    for (const Activation& act : kDistinctActivations) {
+      RotateSpec spec = {.dtype = dtype, .theta_dtype = theta_dtype, .act = act};
+      for (const std::int64_t features : kAwkwardFeatures) {
+        spec.features = features;
+        for (const Shape& shape : kShapes) run(spec, shape, true);
       }
-      if (dtype == DType::kFloat32) break;
+      // The rest takes one theta form, or the tests take too long.
+      for (const std::int64_t features : kCommonFeatures) {
+        spec.features = features;
+        for (const Shape& shape : kShapes) run(spec, shape, false);
+      }
+      spec.features = 66;
+      run(spec, kLarge, false);
     }
   }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attnops/lrpe_rotate.h"
+#include "tests/ops/case.h"
 #include "tests/ops/lrpe_rotate_bounds.h"
 #include "tests/support/guarded_tensor.h"
 
@@ -77,18 +78,11 @@ class RotateCase {
   std::optional<Expected> backward_;
 };
 
-inline const std::vector<DType> kAllTypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-
 // All activations for an x of four axes; softmax both with positive and with negative `dim`.
-inline const std::vector<Activation> kAllActivations = {
-    Activation::None(),     Activation::Relu(),      Activation::Sigmoid(),
-    Activation::Silu(),     Activation::Softmax(-1), Activation::Softmax(3),
-    Activation::Softmax(1), Activation::Softmax(-3)};
+inline const std::vector<Activation> kAllActivations = ActivationsWithSoftmax({-1, 3, 1, -3});
 
 // One of each, where the sign of `dim` does not matter.
-inline const std::vector<Activation> kDistinctActivations = {
-    Activation::None(), Activation::Relu(),      Activation::Sigmoid(),
-    Activation::Silu(), Activation::Softmax(-1), Activation::Softmax(1)};
+inline const std::vector<Activation> kDistinctActivations = ActivationsWithSoftmax({-1, 1});
 
 // Every activation × type × theta form × awkward feature size × a few shapes, and common feature
 // sizes with one theta form; offsets and alignments vary.

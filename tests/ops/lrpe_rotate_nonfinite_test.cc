@@ -27,12 +27,6 @@ RotateSpec Spec(DType dtype, const Activation& act) {
           .act = act};
 }
 
-// values[i] = value for one element of `values`.
-std::vector<double> With(std::vector<double> values, std::size_t i, double value) {
-  values.at(i) = value;
-  return values;
-}
-
 // The reference has NaN exactly in the pair of the spoilt theta, at every position (0 · inf too).
 TEST(LrpeRotateNonfinite, ThetaSpoilsItsPairOnly) {
   for (const DType dtype : kAllTypes) {
@@ -170,7 +164,7 @@ TEST(LrpeRotateNonfinite, SoftmaxOfAFullyMaskedGroup) {
     for (const Activation& act : {Activation::Softmax(-1), Activation::Softmax(1)}) {
       RotateCase c(Spec(dtype, act));
       std::vector<double> x = c.x.Values();
-      const auto groups = c.Reference().SoftmaxGroups();
+      const auto groups = c.Reference().Act().SoftmaxGroups();
       for (const std::int64_t i : groups.at(20)) x[i] = -kInf;
       c.x.Fill(x);
       OnEveryTarget([&] { c.CheckForward(); });

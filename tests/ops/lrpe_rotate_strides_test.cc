@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 
 #include "tests/ops/lrpe_rotate_case.h"
 #include "tests/support/targets.h"
@@ -34,21 +33,6 @@ RotateSpec Spec(DType dtype, const Activation& act, std::int64_t features = 38) 
           .act = act};
 }
 
-// Strides with the outer axes in memory in the given order, outermost first, and gaps after each
-// row and each axis.
-Dims Permuted(const RotateSpec& spec, const std::array<int, 3>& order, std::int64_t row_gap,
-              std::int64_t axis_gap) {
-  const Dims shape = spec.Shape();
-  Dims strides = shape;
-  strides[3] = 1;
-  std::int64_t stride = shape[3] + row_gap;
-  for (int i = 2; i >= 0; --i) {
-    strides[order[i]] = stride;
-    stride = stride * shape[order[i]] + axis_gap;
-  }
-  return strides;
-}
-
 template <typename Body>
 void ForEachTypeAndPath(const Body& body) {
   for (const DType dtype : kAllTypes) {
@@ -61,16 +45,16 @@ void ForEachTypeAndPath(const Body& body) {
 // (B,H,N,D) seen as (B,N,H,D) and every other order of the axes, the same or another for the
 // result, with and without gaps.
 TEST(LrpeRotateStrides, AxesInAnyOrder) {
-  std::array<int, 3> order = {0, 1, 2};
+  std::vector<int> order = {0, 1, 2};
   do {
     ForEachTypeAndPath([&](RotateSpec spec) {
-      const std::array<int, 3> other = {order[2], order[0], order[1]};
-      spec.x_strides = Permuted(spec, order, 0, 0);
-      spec.d_out_strides = Permuted(spec, other, 0, 0);
-      spec.out_strides = Permuted(spec, order, 0, 0);
+      const std::vector<int> other = {order[2], order[0], order[1]};
+      spec.x_strides = PermutedStrides(spec.Shape(), order, 0, 0);
+      spec.d_out_strides = PermutedStrides(spec.Shape(), other, 0, 0);
+      spec.out_strides = PermutedStrides(spec.Shape(), order, 0, 0);
       CheckBothPasses(spec);
-      spec.d_out_strides = Permuted(spec, order, 3, 5);
-      spec.out_strides = Permuted(spec, other, 7, 1);
+      spec.d_out_strides = PermutedStrides(spec.Shape(), order, 3, 5);
+      spec.out_strides = PermutedStrides(spec.Shape(), other, 7, 1);
       CheckBothPasses(spec);
     });
   } while (std::next_permutation(order.begin(), order.end()));
@@ -82,9 +66,9 @@ TEST(LrpeRotateStrides, SlicesOfALargerBuffer) {
   for (int shift = 0; shift < 20; shift += 3) {
     ForEachTypeAndPath([&](RotateSpec spec) {
       spec.shift = shift;
-      spec.x_strides = Permuted(spec, {0, 1, 2}, 1, 0);
-      spec.d_out_strides = Permuted(spec, {0, 1, 2}, 16, 0);
-      spec.out_strides = Permuted(spec, {0, 1, 2}, shift, 9);
+      spec.x_strides = PermutedStrides(spec.Shape(), {0, 1, 2}, 1, 0);
+      spec.d_out_strides = PermutedStrides(spec.Shape(), {0, 1, 2}, 16, 0);
+      spec.out_strides = PermutedStrides(spec.Shape(), {0, 1, 2}, shift, 9);
       CheckBothPasses(spec);
     });
   }
@@ -94,7 +78,7 @@ TEST(LrpeRotateStrides, SlicesOfALargerBuffer) {
 TEST(LrpeRotateStrides, BroadcastInputs) {
   for (int mask = 1; mask < 8; ++mask) {
     ForEachTypeAndPath([&](RotateSpec spec) {
-      Dims strides = Permuted(spec, {0, 1, 2}, 0, 0);
+      Dims strides = PermutedStrides(spec.Shape(), {0, 1, 2}, 0, 0);
       Dims opposite = strides;
       for (int axis = 0; axis < 3; ++axis) (mask >> axis & 1 ? strides : opposite)[axis] = 0;
       spec.x_strides = strides;
@@ -108,7 +92,7 @@ TEST(LrpeRotateStrides, BroadcastInputs) {
 TEST(LrpeRotateStrides, NegativeStrides) {
   for (int mask = 1; mask < 8; ++mask) {
     ForEachTypeAndPath([&](RotateSpec spec) {
-      Dims strides = Permuted(spec, {0, 1, 2}, 2, 0);
+      Dims strides = PermutedStrides(spec.Shape(), {0, 1, 2}, 2, 0);
       Dims opposite = strides;
       for (int axis = 0; axis < 3; ++axis) {
         Dims& reversed = mask >> axis & 1 ? strides : opposite;
@@ -147,7 +131,7 @@ TEST(LrpeRotateStrides, AxesOfSizeOne) {
         RotateSpec spec = Spec(DType::kFloat32, act);
         (axis == 0 ? spec.batch : axis == 1 ? spec.length : spec.heads) = 1;
         if (axis == 2) spec.theta_heads = 1;
-        Dims strides = Permuted(spec, {0, 1, 2}, 0, 0);
+        Dims strides = PermutedStrides(spec.Shape(), {0, 1, 2}, 0, 0);
         strides[axis] = stride;
         spec.x_strides = spec.d_out_strides = spec.out_strides = strides;
         CheckBothPasses(spec);
@@ -185,8 +169,8 @@ TEST(LrpeRotateStrides, InPlace) {
         RotateSpec spec = Spec(dtype, act);
         spec.length = length;
         check(spec);
-        spec.x_strides = Permuted(spec, {0, 2, 1}, 3, 0);
-        spec.d_out_strides = Permuted(spec, {2, 1, 0}, 1, 4);
+        spec.x_strides = PermutedStrides(spec.Shape(), {0, 2, 1}, 3, 0);
+        spec.d_out_strides = PermutedStrides(spec.Shape(), {2, 1, 0}, 1, 4);
         check(spec);
       }
     }

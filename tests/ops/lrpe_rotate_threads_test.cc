@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <functional>
-#include <utility>
 
 #include "attnops/parallel.h"
 #include "tests/ops/lrpe_rotate_case.h"
@@ -51,41 +49,22 @@ Results RunPasses(RotateCase& c) {
   return results;
 }
 
-// Runs every spec in the first setting, and asks for the same bits in all the others.
-void ExpectSameBits(const std::vector<std::pair<std::string, std::function<void()>>>& settings) {
-  const ParallelRestorer restorer;
+template <std::size_t kCount>
+void ExpectSameBits(const ParallelSetting (&settings)[kCount]) {
   for (const DType dtype : kAllTypes) {
     for (const Activation& act : kDistinctActivations) {
       for (const RotateSpec& spec : Specs(dtype, act)) {
         SCOPED_TRACE(spec.Describe());
         RotateCase c(spec);
-        settings.front().second();
-        const Results expected = RunPasses(c);
-        for (std::size_t i = 1; i < settings.size(); ++i) {
-          settings[i].second();
-          EXPECT_TRUE(RunPasses(c) == expected) << settings[i].first;
-        }
+        ExpectSameInEverySetting(settings, [&] { return RunPasses(c); });
       }
     }
   }
 }
 
-TEST(LrpeRotateThreads, SameBitsWithAnyNumberOfThreads) {
-  ExpectSameBits({{"1 thread", [] { SetNumThreads(1); }},
-                  {"2 threads", [] { SetNumThreads(2); }},
-                  {"5 threads", [] { SetNumThreads(5); }},
-                  {"all processors", [] { SetNumThreads(0); }}});
-}
+TEST(LrpeRotateThreads, SameBitsWithAnyNumberOfThreads) { ExpectSameBits(kThreadCounts); }
 
-TEST(LrpeRotateThreads, SameBitsWithAnyParallelFor) {
-  ExpectSameBits({{"the default", [] { SetParallelFor({}); }},
-                  {"serial", [] { SetParallelFor(SerialFor, [] { return 1; }); }},
-                  {"tiny ranges", [] { SetParallelFor(TinyRangesFor, [] { return 1; }); }},
-                  {"tiny ranges, said to be many threads",
-                   [] { SetParallelFor(TinyRangesFor, [] { return 64; }); }},
-                  {"threads", [] { SetParallelFor(ThreadsFor(3), [] { return 3; }); }},
-                  {"threads, no number given", [] { SetParallelFor(ThreadsFor(2)); }}});
-}
+TEST(LrpeRotateThreads, SameBitsWithAnyParallelFor) { ExpectSameBits(kParallelFors); }
 
 // Targets may differ from each other in the last bit, but not with the threads.
 TEST(LrpeRotateThreads, SameBitsWithAnyNumberOfThreadsOnEveryTarget) {

@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "attnops/types.h"
+#include "tests/reference/activation.h"
 
 namespace attnops::reference {
-
-enum class Axis { kFeatures, kSequence };
 
 // x, d_out and the results are (B,N,H,D) in row-major order (H = 1 for a 3-axis x) and theta is
 // (theta_heads, theta_features). The vectors hold exactly the values that the library is given.
@@ -31,15 +30,10 @@ struct LrpeRotate {
     return ((b * length + t) * heads + h) * features + c;
   }
 
-  // The groups of elements that one softmax normalises, as indices into x.
-  std::vector<std::vector<std::int64_t>> SoftmaxGroups() const;
-
-  // y = f(x).
-  std::vector<double> Activate(const std::vector<double>& x) const;
-
-  // dx from dy.
-  std::vector<double> ActivateBackward(const std::vector<double>& x,
-                                       const std::vector<double>& dy) const;
+  // f, of x.
+  TensorActivation Act() const {
+    return {act, {batch, length, heads, features}, softmax_axis == Axis::kFeatures ? 3 : 1};
+  }
 
   // Every pair of y rotated by sign · (offset+t) · theta[h,j].
   std::vector<double> Rotate(const std::vector<double>& y, const std::vector<double>& theta,

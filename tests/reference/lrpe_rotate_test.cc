@@ -54,20 +54,6 @@ TEST(ReferenceLrpeRotate, RotatesByHand) {
   EXPECT_EQ(out[5], 6);
 }
 
-TEST(ReferenceLrpeRotate, SoftmaxSumsToOneAlongItsAxis) {
-  for (const Axis axis : {Axis::kFeatures, Axis::kSequence}) {
-    const reference::LrpeRotate reference{2, 5, 3, 4, 1, 1, 0, Kind::kSoftmax, axis};
-    const std::vector<double> p = reference.Activate(RandomNormal(reference.size(), 4, 100));
-    const auto groups = reference.SoftmaxGroups();
-    EXPECT_EQ(groups.size(), axis == Axis::kFeatures ? 2u * 5 * 3 : 2u * 3 * 4);
-    for (const auto& group : groups) {
-      double sum = 0;
-      for (const std::int64_t i : group) sum += p[i];
-      EXPECT_NEAR(sum, 1, 1e-14);
-    }
-  }
-}
-
 // cos and sin of 10^9 · 0.75 radians, to 20 digits from an arbitrary-precision computation.
 TEST(ReferenceLrpeRotate, TheAngleIsExactFarOut) {
   const reference::LrpeRotate reference{

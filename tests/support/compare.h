@@ -10,6 +10,12 @@
 
 namespace attnops::testing {
 
+// What a result must be, and how far from it each element may be.
+struct Expected {
+  std::vector<double> value;
+  std::vector<double> bound;
+};
+
 // Succeeds if every actual[i] is within bound[i] of expected[i]. Where NaN or an infinity is
 // expected, it must be that. A failure says how many elements are off and shows the worst.
 inline ::testing::AssertionResult AllNear(const std::vector<double>& actual,

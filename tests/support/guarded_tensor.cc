@@ -77,13 +77,24 @@ GuardedTensor::GuardedTensor(DType dtype, const Dims& shape, const Dims& strides
 }
 
 std::uint32_t GuardedTensor::Load(std::int64_t position) const {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, memory_.data() + position * SizeOf(dtype_), SizeOf(dtype_));
+  // Sizes that are known to the compiler make this one instruction.
+  if (dtype_ == DType::kFloat32) {
+    std::uint32_t bits;
+    std::memcpy(&bits, memory_.data() + position * 4, 4);
+    return bits;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, memory_.data() + position * 2, 2);
   return bits;
 }
 
 void GuardedTensor::Store(std::int64_t position, std::uint32_t bits) {
-  std::memcpy(memory_.data() + position * SizeOf(dtype_), &bits, SizeOf(dtype_));
+  if (dtype_ == DType::kFloat32) {
+    std::memcpy(memory_.data() + position * 4, &bits, 4);
+  } else {
+    const auto half = static_cast<std::uint16_t>(bits);
+    std::memcpy(memory_.data() + position * 2, &half, 2);
+  }
 }
 
 void GuardedTensor::Fill(const std::vector<double>& values) {

@@ -2,7 +2,10 @@
 #ifndef ATTNOPS_TESTS_SUPPORT_PARALLEL_FORS_H_
 #define ATTNOPS_TESTS_SUPPORT_PARALLEL_FORS_H_
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -42,6 +45,38 @@ inline ParallelFor ThreadsFor(int threads) {
     }
     for (std::thread& thread : running) thread.join();
   };
+}
+
+// A way to run the parallel-for, with its name.
+struct ParallelSetting {
+  const char* name;
+  void (*set)();
+};
+
+inline constexpr ParallelSetting kThreadCounts[] = {{"1 thread", [] { SetNumThreads(1); }},
+                                                    {"2 threads", [] { SetNumThreads(2); }},
+                                                    {"5 threads", [] { SetNumThreads(5); }},
+                                                    {"all processors", [] { SetNumThreads(0); }}};
+
+inline constexpr ParallelSetting kParallelFors[] = {
+    {"the default", [] { SetParallelFor({}); }},
+    {"serial", [] { SetParallelFor(SerialFor, [] { return 1; }); }},
+    {"tiny ranges", [] { SetParallelFor(TinyRangesFor, [] { return 1; }); }},
+    {"tiny ranges, said to be many threads",
+     [] { SetParallelFor(TinyRangesFor, [] { return 64; }); }},
+    {"threads", [] { SetParallelFor(ThreadsFor(3), [] { return 3; }); }},
+    {"threads, no number given", [] { SetParallelFor(ThreadsFor(2)); }}};
+
+// run() gives the same in every setting.
+template <std::size_t kCount, typename Run>
+void ExpectSameInEverySetting(const ParallelSetting (&settings)[kCount], const Run& run) {
+  const ParallelRestorer restorer;
+  settings[0].set();
+  const auto expected = run();
+  for (std::size_t i = 1; i < kCount; ++i) {
+    settings[i].set();
+    EXPECT_TRUE(run() == expected) << settings[i].name;
+  }
 }
 
 }  // namespace attnops::testing

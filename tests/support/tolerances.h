@@ -2,7 +2,8 @@
 // error analysis of float32 arithmetic plus one rounding to the stored type, never a fitted number.
 //
 // An operator's bound is  arithmetic · scale + StorageError,  where the scale is a quantity of the
-// reference that the operator names: the length of the rotated pair for lrpe_rotate.
+// reference that the operator names: the length of the rotated pair for lrpe_rotate, |y| for
+// md_lrpe_cosine.
 #ifndef ATTNOPS_TESTS_SUPPORT_TOLERANCES_H_
 #define ATTNOPS_TESTS_SUPPORT_TOLERANCES_H_
 

@@ -1,0 +1,147 @@
+// The same bits whatever runs the parallel-for.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "attnops/parallel.h"
+#include "tests/ops/md_lrpe_cosine_case.h"
+#include "tests/support/parallel_fors.h"
+#include "tests/support/targets.h"
+
+namespace attnops::testing {
+namespace {
+
+// Shapes that are cut in different ways: many heads, one long axis, a long prefix, a grid of many
+// blocks, many features, a few rows.
+std::vector<CosineSpec> Specs(DType dtype, const Activation& act) {
+  const auto spec = [&](std::int64_t batch, std::int64_t heads, const Dims& shape, std::int64_t l,
+                        std::int64_t features) {
+    return CosineSpec{.dtype = dtype,
+                      .batch = batch,
+                      .heads = heads,
+                      .shape = shape,
+                      .l = l,
+                      .features = features,
+                      .theta_heads = heads,
+                      .offset = shape.rank() == 1 ? 1234567 : 0,
+                      .act = act};
+  };
+  return {spec(1, 1, {1500}, 10, 33), spec(1, 1, {30, 40}, 0, 33),  spec(1, 1, {3, 700}, 1, 3),
+          spec(3, 7, {4, 17}, 1, 48), spec(2, 5, {3, 2, 5}, 2, 65), spec(1, 1, {2}, 1200, 32),
+          spec(5, 1, {3}, 0, 256),    spec(1, 1, {1, 1}, 0, 1)};
+}
+
+// The bits of the table, and of both passes on the fly and with it.
+using Results = std::vector<std::vector<std::uint32_t>>;
+
+Results RunPasses(CosineCase& c) {
+  Results results;
+  const auto add = [&](const GuardedTensor& result) {
+    EXPECT_TRUE(result.AllWritten());
+    results.push_back(result.Bits());
+  };
+  c.BuildTable();
+  add(c.table);
+  for (const Angles angles : kBothAngles) {
+    c.Forward(angles);
+    add(c.out);
+    c.Backward(angles);
+    add(c.dx);
+  }
+  return results;
+}
+
+template <std::size_t kCount>
+void ExpectSameBits(const ParallelSetting (&settings)[kCount], const std::vector<DType>& types) {
+  for (const DType dtype : types) {
+    for (const Activation& act : kCosinePaths) {
+      for (const CosineSpec& spec : Specs(dtype, act)) {
+        SCOPED_TRACE(spec.Describe());
+        CosineCase c(spec);
+        ExpectSameInEverySetting(settings, [&] { return RunPasses(c); });
+      }
+    }
+  }
+}
+
+TEST(MdLrpeCosineThreads, SameBitsWithAnyNumberOfThreads) {
+  ExpectSameBits(kThreadCounts, kAllTypes);
+}
+
+TEST(MdLrpeCosineThreads, SameBitsWithAnyParallelFor) {
+  ExpectSameBits(kParallelFors, {DType::kBFloat16});
+}
+
+// Targets may differ from each other in the last bit, but not with the threads.
+TEST(MdLrpeCosineThreads, SameBitsWithAnyNumberOfThreadsOnEveryTarget) {
+  const ParallelRestorer restorer;
+  for (const Activation& act : kCosinePaths) {
+    for (const CosineSpec& spec : Specs(DType::kBFloat16, act)) {
+      CosineCase c(spec);
+      OnEveryTarget([&] {
+        SCOPED_TRACE(spec.Describe());
+        SetNumThreads(1);
+        const Results expected = RunPasses(c);
+        SetNumThreads(5);
+        EXPECT_TRUE(RunPasses(c) == expected);
+      });
+    }
+  }
+}
+
+// Running twice gives the same bits too: nothing is left behind in scratch memory.
+TEST(MdLrpeCosineThreads, SameBitsWhenRepeatedInAnyOrder) {
+  const ParallelRestorer restorer;
+  SetNumThreads(2);
+  std::vector<CosineCase> cases;
+  std::vector<Results> expected;
+  for (const Activation& act : kCosinePaths) {
+    for (const CosineSpec& spec : Specs(DType::kFloat32, act)) cases.emplace_back(spec);
+  }
+  for (CosineCase& c : cases) expected.push_back(RunPasses(c));
+  for (std::size_t i = cases.size(); i-- > 0;) {
+    SCOPED_TRACE(cases[i].spec().Describe());
+    EXPECT_TRUE(RunPasses(cases[i]) == expected[i]);
+  }
+}
+
+// The largest cases are right, not only the same.
+TEST(MdLrpeCosineThreads, LongSequencesAgainstTheReference) {
+  for (const DType dtype : kAllTypes) {
+    for (const Activation& act : kCosinePaths) {
+      for (const CosineSpec& spec : Specs(dtype, act)) {
+        if (spec.Length() < 1000) continue;
+        CosineCase c(spec);
+        OnEveryTarget([&] { c.CheckAll(); });
+      }
+    }
+  }
+}
+
+// An operator of some size uses the parallel-for that it is given.
+TEST(MdLrpeCosineThreads, UsesTheGivenParallelFor) {
+  const ParallelRestorer restorer;
+  std::atomic<int> calls = 0;
+  SetParallelFor(
+      [&](std::int64_t n, const ParallelForBody& body) {
+        ++calls;
+        SerialFor(n, body);
+      },
+      [] { return 4; });
+  for (const Activation& act : kCosineActivations) {
+    CosineCase c(
+        {.batch = 2, .heads = 4, .shape = {16, 32}, .features = 64, .theta_heads = 4, .act = act});
+    c.BuildTable();
+    for (const Angles angles : kBothAngles) {
+      calls = 0;
+      c.Forward(angles);
+      EXPECT_GT(calls, 0) << c.spec().Describe();
+      calls = 0;
+      c.Backward(angles);
+      EXPECT_GT(calls, 0) << c.spec().Describe();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attnops::testing
