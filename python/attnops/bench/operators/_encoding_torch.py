@@ -32,8 +32,9 @@ def make_inputs(
     return Inputs((x, theta), (x,), d_out)
 
 
-def compiled(function: Callable) -> Callable:
-    return torch.compile(function, dynamic=False, fullgraph=True)
+def compiled(function: Callable, **options: object) -> Callable:
+    """For one size; the options are Inductor's."""
+    return torch.compile(function, dynamic=False, fullgraph=True, options=options or None)
 
 
 def column_tolerance(

@@ -19,6 +19,7 @@ The peers are the quickest of the forms tried (bf16, B=12, L = 1000 to 4106, two
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -96,38 +97,66 @@ def _encode_upcast(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tor
     return out
 
 
+def _gradient(d_out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = d_out.chunk(2, -1)
+    return (first * cos).addcmul_(second, sin)
+
+
+def _gradient_upcast(d_out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = d_out.chunk(2, -1)
+    return first.float().mul_(cos).addcmul_(second.float(), sin).to(d_out.dtype)
+
+
+def _gradient_into(
+    dx: torch.Tensor, d_out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> None:
+    first, second = d_out.chunk(2, -1)
+    dx.copy_(first * cos[:, :, None] + second * sin[:, :, None])
+
+
+def _compiled_gradient() -> Forward:
+    """A loop over (H,L,B), in which a row of cos and sin serves all batches; dx is contiguous."""
+    into = compiled(_gradient_into, pick_loop_orders=False)
+
+    def gradient(d_out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        dx = d_out.new_empty(*d_out.shape[:-1], DIM)
+        into(dx.permute(1, 2, 0, 3), d_out.permute(1, 2, 0, 3), cos, sin)
+        return dx
+
+    return gradient
+
+
 class _Encode(torch.autograd.Function):
-    """For the backward of the eager peers, in the type or upcast to that of cos and sin."""
+    """`encode` and, for its backward, `gradient`, both with cos and sin."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _encode(x, cos, sin)
+    def forward(ctx, encode: Forward, gradient: Forward, x: torch.Tensor, *cos_sin: torch.Tensor):
+        ctx.save_for_backward(*cos_sin)
+        ctx.gradient = gradient
+        return encode(x, *cos_sin)
 
     @staticmethod
     def backward(ctx, d_out: torch.Tensor):
-        cos, sin = ctx.saved_tensors
-        first, second = d_out.chunk(2, -1)
-        if cos.dtype == d_out.dtype:
-            return (first * cos).addcmul_(second, sin), None, None
-        dx = first.to(cos.dtype).mul_(cos).addcmul_(second.to(cos.dtype), sin)
-        return dx.to(d_out.dtype), None, None
+        return None, None, ctx.gradient(d_out, *ctx.saved_tensors), None, None
 
 
 def _peer(case: Case, column: Column, theta: torch.Tensor) -> Forward:
     dtype = DTYPES[case.dtype]
     # In float32 there is nothing to convert, and the two forms are one.
-    upcast = dtype != torch.float32 and column.name != "to" and column.name != "toc"
+    upcast = dtype != torch.float32 and column.name not in ("to", "toc")
     build = _cos_sin(case, torch.float32 if upcast else dtype)
-    forward = case.direction == "fwd"
-    if not column.compiled:
-        encode = (_encode_upcast if upcast else _encode_stacked) if forward else _Encode.apply
-        return lambda x, theta: encode(x, *build(theta))
-    encode = compiled(_encode_batch_last if forward else _encode)
+    if column.compiled:
+        encode, gradient = compiled(_encode_batch_last), _compiled_gradient()
+    elif upcast:
+        encode, gradient = _encode_upcast, _gradient_upcast
+    else:
+        encode, gradient = _encode_stacked, _gradient
+    if case.direction == "bwd":
+        encode = partial(_Encode.apply, encode, gradient)
     if column.name == "toc_free":
         cos, sin = build(theta)
         return lambda x, theta: encode(x, cos, sin)
-    build = compiled(build)
+    build = compiled(build) if column.compiled else build
     return lambda x, theta: encode(x, *build(theta))
 
 
