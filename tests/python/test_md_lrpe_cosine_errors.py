@@ -150,44 +150,41 @@ def test_angles_that_require_grad():
 OUT = ones(2, 3, 20, 16)
 
 
-@pytest.mark.parametrize("with_x", [True, False])
-@pytest.mark.parametrize(
-    "d_out",
-    [ones(2, 3, 20, 8), ones(2, 3, 20, 15), ones(2, 3, 19, 16), ones(3, 20, 16), OUT.double()],
-    ids=["features", "odd", "length", "axes", "float64"],
-)
-def test_gradient_that_does_not_fit(d_out, with_x):
-    backward = torch.ops.attnops.md_lrpe_cosine_backward
-    # Without x the gradient is all there is: what does not fit may be named by its part as x.
-    named = "d_out" if with_x or d_out.dtype == torch.float64 else "(d_out|x)"
-    fits_without_x = not with_x and d_out.shape == (2, 3, 20, 8)
-    if fits_without_x:
-        pytest.skip("a gradient of x with half the features")
-    for on in ("cpu", "meta"):
-        x, theta, gradient = (t.to(on) for t in (X, THETA, d_out))
-        error_of(
-            lambda x=x, theta=theta, gradient=gradient: backward(
-                x if with_x else None, theta, None, gradient, SHAPE, 0, 0, "none", None
-            ),
-            named,
-        )
+BACKWARD = torch.ops.attnops.md_lrpe_cosine_backward
+BAD_GRADIENTS = {
+    "features": ones(2, 3, 20, 8),
+    "odd features": ones(2, 3, 20, 15),
+    "length": ones(2, 3, 19, 16),
+    "axes": ones(3, 20, 16),
+    "float64": OUT.double(),
+}
 
 
-def test_gradient_of_another_type():
-    backward = torch.ops.attnops.md_lrpe_cosine_backward
-    error_of(lambda: backward(X, THETA, None, OUT.half(), SHAPE, 0, 0, "none", None), "d_out")
+@pytest.mark.parametrize("d_out", BAD_GRADIENTS.values(), ids=BAD_GRADIENTS)
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+def test_gradient_that_does_not_fit(on, d_out):
+    x, theta, d_out = (t.to(on) for t in (X, THETA, d_out))
+    error_of(lambda: BACKWARD(x, theta, None, d_out, SHAPE, 0, 0, "none", None), "d_out")
 
 
-def test_backward_of_an_activation_without_x():
-    backward = torch.ops.attnops.md_lrpe_cosine_backward
-    for on in ("cpu", "meta"):
-        theta, d_out = THETA.to(on), OUT.to(on)
-        error_of(
-            lambda theta=theta, d_out=d_out: backward(
-                None, theta, None, d_out, SHAPE, 0, 0, "silu", None
-            ),
-            "x",
-        )
+@pytest.mark.parametrize("name", ["odd features", "length", "axes", "float64"])
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+def test_gradient_that_does_not_fit_without_x(on, name):
+    """A part of the gradient stands for x then, and may be what is named."""
+    theta, d_out = THETA.to(on), BAD_GRADIENTS[name].to(on)
+    error_of(lambda: BACKWARD(None, theta, None, d_out, SHAPE, 0, 0, "none", None), "(d_out|x)")
+
+
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+def test_gradient_of_another_type(on):
+    x, theta, d_out = X.to(on), THETA.to(on), OUT.half().to(on)
+    error_of(lambda: BACKWARD(x, theta, None, d_out, SHAPE, 0, 0, "none", None), "d_out")
+
+
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+def test_backward_of_an_activation_without_x(on):
+    theta, d_out = THETA.to(on), OUT.to(on)
+    error_of(lambda: BACKWARD(None, theta, None, d_out, SHAPE, 0, 0, "silu", None), "x")
 
 
 def test_the_next_call_works():

@@ -83,9 +83,10 @@ class MdLrpeCosine(Encoding):
             return held + size // 10 + HEADS * sum(grid(case)) * angles(case) * 2 * 4
         cos_sin = prod(shape(case)[1:]) * 2 * 4
         if column.compiled:
-            return held + cos_sin + size // 4
-        width = 4 // BYTES[case.dtype] if column.name.endswith("_up") else 1
-        return held + 3 * cos_sin + 2 * width * size
+            return held + cos_sin + size // 2
+        # Upcast, two float32 copies of x or of half a gradient.
+        upcast = column.name.endswith("_up") and case.dtype != "f32"
+        return held + 3 * cos_sin + (4 * size if upcast else 0)
 
 
 OPERATOR = MdLrpeCosine()
