@@ -5,6 +5,7 @@ from attnops import (
     machine,
 )
 from attnops.lrpe_rotate import lrpe_rotate
+from attnops.md_lrpe_cosine import lrpe_table, md_lrpe_cosine
 from attnops.runtime import (
     compiled_targets,
     empty_cache,
@@ -20,7 +21,9 @@ __all__ = [
     "empty_cache",
     "get_target",
     "lrpe_rotate",
+    "lrpe_table",
     "machine",
+    "md_lrpe_cosine",
     "set_target",
     "supported_targets",
 ]

@@ -3,6 +3,7 @@
 On real tensors the C++ library checks; a test holds the two against each other.
 """
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 _ACTIVATIONS = ("none", "relu", "sigmoid", "silu", "softmax")
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MAX_AXES = 8
-_MAX_OFFSET = 2**31
+_MAX_POSITION = 2**31
 
 
 def fail(op: str, text: str) -> NoReturn:
@@ -19,9 +20,14 @@ def fail(op: str, text: str) -> NoReturn:
     raise ValueError(f"{op}: {text}")
 
 
+def listed(values: Sequence[int]) -> str:
+    """(2, 3, 4), and (2) for a single one."""
+    return "(" + ", ".join(str(value) for value in values) + ")"
+
+
 def shape(tensor: Tensor) -> str:
-    """(2, 3, 4), also for one axis."""
-    return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
+    """A tensor's sizes, listed."""
+    return listed(tensor.shape)
 
 
 def type_name(tensor: Tensor) -> str:
@@ -59,6 +65,39 @@ def tensor(op: str, name: str, value: Tensor) -> None:
         fail(op, f"{name} has {value.ndim} axes (expected 1 to {_MAX_AXES})")
 
 
+def sizes(op: str, name: str, values: Sequence[int]) -> None:
+    """A list of sizes for a supported number of axes."""
+    if not 1 <= len(values) <= _MAX_AXES:
+        fail(op, f"{name} has {len(values)} axes (expected 1 to {_MAX_AXES})")
+    for value in values:
+        if not 0 <= value <= _MAX_POSITION:
+            fail(op, f"{name} must have sizes from 0 to {_MAX_POSITION}; one is {value}")
+
+
+def no_gradient(op: str, name: str, value: Tensor | None) -> None:
+    """For real tensors too: an argument, if given, whose gradient does not exist."""
+    if value is not None and value.requires_grad:
+        fail(op, f"{name} must not require grad; it has no gradient yet")
+
+
+def no_second_derivative(op: str, act: str) -> None:
+    """For real tensors too: a backward can be differentiated where it is linear."""
+    if act != "none":
+        raise NotImplementedError(f"{op}: no second derivative for act {act}")
+
+
+def angle_axes(op: str, theta: Tensor) -> None:
+    """Theta has a row for each head."""
+    if theta.ndim != 2:
+        fail(op, f"theta must have 2 axes (heads, angles); its shape is {shape(theta)}")
+
+
+def heads(op: str, name: str, rows: int, x_heads: int) -> None:
+    """Angles for each head of x, or one set for all."""
+    if rows not in (x_heads, 1):
+        fail(op, f"{name} has {rows} heads; x has {x_heads} (expected {x_heads} or 1)")
+
+
 def angle_type(op: str, x: Tensor, theta: Tensor) -> None:
     """Theta has x's type or float32."""
     if theta.dtype not in (x.dtype, torch.float32):
@@ -71,19 +110,30 @@ def angle_type(op: str, x: Tensor, theta: Tensor) -> None:
 
 def offset(op: str, value: int) -> None:
     """Positions are exact for offsets within ±2^31."""
-    if not -_MAX_OFFSET <= value <= _MAX_OFFSET:
-        fail(op, f"offset must be within ±{_MAX_OFFSET}; it is {value}")
+    if not -_MAX_POSITION <= value <= _MAX_POSITION:
+        fail(op, f"offset must be within ±{_MAX_POSITION}; it is {value}")
 
 
-def same_shape_and_type(op: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+def has_shape(op: str, name: str, value: Tensor, expected: Sequence[int]) -> None:
+    """As a gradient whose shape is not that of an input must have."""
+    if value.shape != tuple(expected):
+        fail(op, f"{name} must have the shape {listed(expected)}; it has {shape(value)}")
+
+
+def same_type(op: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     """As an output or a gradient must have."""
-    if value.shape != other.shape:
-        fail(
-            op, f"{name} must have the shape of {other_name}, {shape(other)}; it has {shape(value)}"
-        )
     if value.dtype != other.dtype:
         fail(
             op,
             f"{name} must have the type of {other_name}, {type_name(other)}; "
             f"it is {type_name(value)}",
         )
+
+
+def same_shape_and_type(op: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """As an output or a gradient of an input's shape must have."""
+    if value.shape != other.shape:
+        fail(
+            op, f"{name} must have the shape of {other_name}, {shape(other)}; it has {shape(value)}"
+        )
+    same_type(op, name, value, other_name, other)

@@ -17,8 +17,7 @@ def lrpe_rotate(
     type or float32. One angle serves all pairs; for 1 < E < D/2 the pairs j ≥ E pass unrotated.
     act is none, relu, sigmoid, silu or softmax; softmax needs dim: the features or the sequence.
     """
-    if theta.requires_grad:
-        raise ValueError(f"{_OP}: theta must not require grad; it has no gradient yet")
+    _checks.no_gradient(_OP, "theta", theta)
     return torch.ops.attnops.lrpe_rotate(x, theta, offset, act, dim)
 
 
@@ -27,22 +26,21 @@ def _check(x: Tensor, theta: Tensor, offset: int, act: str, dim: int | None) -> 
     _checks.activation(_OP, "act", act, "dim", dim)
     _checks.tensor(_OP, "x", x)
     _checks.tensor(_OP, "theta", theta)
-    shape = _checks.shape
     if x.ndim not in (3, 4):
-        _checks.fail(_OP, f"x must have 4 axes (B,N,H,D) or 3 (B,N,D); its shape is {shape(x)}")
+        _checks.fail(
+            _OP, f"x must have 4 axes (B,N,H,D) or 3 (B,N,D); its shape is {_checks.shape(x)}"
+        )
     features = x.shape[-1]
     pairs = features // 2
     heads = x.shape[2] if x.ndim == 4 else 1
     if features % 2 != 0:
         _checks.fail(_OP, f"x must have an even number of features; it has {features}")
-    if theta.ndim != 2:
-        _checks.fail(_OP, f"theta must have 2 axes (heads, angles); its shape is {shape(theta)}")
+    _checks.angle_axes(_OP, theta)
     _checks.angle_type(_OP, x, theta)
     rows, angles = theta.shape
     if x.ndim == 3 and rows != 1:
         _checks.fail(_OP, f"theta has {rows} heads; x has 3 axes (expected 1)")
-    if rows not in (heads, 1):
-        _checks.fail(_OP, f"theta has {rows} heads; x has {heads} (expected {heads} or 1)")
+    _checks.heads(_OP, "theta", rows, heads)
     if features > 0 and not 1 <= angles <= pairs:
         _checks.fail(
             _OP, f"theta has {angles} angles a head; x has {pairs} pairs (expected 1 to {pairs})"
@@ -87,8 +85,7 @@ def _setup_backward_context(ctx, inputs, output) -> None:
 
 
 def _double_backward(ctx, d_dx: Tensor):
-    if ctx.act != "none":
-        raise NotImplementedError(f"{_OP}: no second derivative for act {ctx.act}")
+    _checks.no_second_derivative(_OP, ctx.act)
     (theta,) = ctx.saved_tensors
     d_d_out = torch.ops.attnops.lrpe_rotate(d_dx, theta, ctx.offset, "none", None)
     return None, None, d_d_out, None, None, None

@@ -3,6 +3,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +38,74 @@ Tensor LrpeRotateBackward(const Tensor& x, const Tensor& theta, const Tensor& d_
   return dx;
 }
 
+// x's shape with the last axis `times` as long.
+Dims Widened(const Tensor& x, std::int64_t times) {
+  Dims shape = x.sizes();
+  shape[shape.rank() - 1] *= times;
+  return shape;
+}
+
+// Where the angles of md_lrpe_cosine come from: a table if there is one, else theta.
+struct AngleSource {
+  Tensor tensor;
+  bool is_table;
+};
+
+AngleSource AnglesOf(const char* op, const std::optional<Tensor>& theta,
+                     const std::optional<Tensor>& table) {
+  if (table) return {Readable(op, "table", *table), true};
+  if (!theta) throw Error(std::string(op) + ": theta is required without a table");
+  return {Readable(op, "theta", *theta), false};
+}
+
+Tensor MdLrpeCosine(const Tensor& x, std::optional<Tensor> theta, std::optional<Tensor> table,
+                    std::vector<std::int64_t> shape, std::int64_t l, std::int64_t offset,
+                    std::string act, std::optional<std::int64_t> dim) {
+  constexpr char kOp[] = "md_lrpe_cosine";
+  const Activation activation = ActivationOf(kOp, "act", act, "dim", dim);
+  const Tensor x_read = Readable(kOp, "x", x);
+  const AngleSource angles = AnglesOf(kOp, theta, table);
+  const MdLrpeCosineOptions options{DimsOf(kOp, "shape", shape), l, offset, activation};
+  const Tensor out = NewTensor(x, Widened(x, 2));
+  const auto run = angles.is_table ? attnops::MdLrpeCosineWithTable : attnops::MdLrpeCosine;
+  run(ViewOf(x_read), ViewOf(angles.tensor), ViewOf(out), options);
+  return out;
+}
+
+// x may be missing without an activation, where its values do not matter.
+Tensor MdLrpeCosineBackward(std::optional<Tensor> x, std::optional<Tensor> theta,
+                            std::optional<Tensor> table, const Tensor& d_out,
+                            std::vector<std::int64_t> shape, std::int64_t l, std::int64_t offset,
+                            std::string act, std::optional<std::int64_t> dim) {
+  constexpr char kOp[] = "md_lrpe_cosine";
+  const Activation activation = ActivationOf(kOp, "act", act, "dim", dim);
+  if (!x && act != "none") throw Error(std::string(kOp) + ": x is required when act is " + act);
+  Tensor d_out_read = Readable(kOp, "d_out", d_out);
+  const std::int64_t last = d_out.dim() - 1;
+  const Tensor x_read =
+      x ? Readable(kOp, "x", *x) : torch::stable::narrow(d_out_read, last, 0, d_out.size(last) / 2);
+  const AngleSource angles = AnglesOf(kOp, theta, table);
+  const MdLrpeCosineOptions options{DimsOf(kOp, "shape", shape), l, offset, activation};
+  const Tensor dx = NewTensor(x_read);
+  const auto run =
+      angles.is_table ? attnops::MdLrpeCosineBackwardWithTable : attnops::MdLrpeCosineBackward;
+  run(ViewOf(x_read), ViewOf(angles.tensor), ViewOf(d_out_read), ViewOf(dx), options);
+  return dx;
+}
+
+Tensor LrpeTable(const Tensor& theta, std::vector<std::int64_t> shape, std::int64_t d,
+                 std::int64_t offset) {
+  constexpr char kOp[] = "lrpe_table";
+  const Tensor theta_read = Readable(kOp, "theta", theta);
+  const Dims grid = DimsOf(kOp, "shape", shape);
+  const std::int64_t positions = std::accumulate(shape.begin(), shape.end(), std::int64_t{0});
+  // A theta without two axes is refused below, before the table's shape matters.
+  const Tensor table = NewTensor(theta, {theta.size(0), positions, theta.size(theta.dim() - 1), 2},
+                                 ResultType::kFloat32);
+  attnops::LrpeTable(ViewOf(theta_read), grid, d, ViewOf(table), offset);
+  return table;
+}
+
 std::string Join(const std::vector<std::string>& names) {
   std::string joined;
   for (const std::string& name : names) joined += (joined.empty() ? "" : " ") + name;
@@ -66,6 +136,13 @@ STABLE_TORCH_LIBRARY(attnops, m) {
   m.def(
       "lrpe_rotate_backward(Tensor x, Tensor theta, Tensor d_out, SymInt offset, str act, "
       "int? dim) -> Tensor");
+  m.def(
+      "md_lrpe_cosine(Tensor x, Tensor? theta, Tensor? table, SymInt[] shape, SymInt l, "
+      "SymInt offset, str act, int? dim) -> Tensor");
+  m.def(
+      "md_lrpe_cosine_backward(Tensor? x, Tensor? theta, Tensor? table, Tensor d_out, "
+      "SymInt[] shape, SymInt l, SymInt offset, str act, int? dim) -> Tensor");
+  m.def("lrpe_table(Tensor theta, SymInt[] shape, SymInt d, SymInt offset) -> Tensor");
   m.def("empty_cache() -> ()");
   m.def("get_target() -> str");
   m.def("set_target(str name) -> ()");
@@ -78,6 +155,9 @@ STABLE_TORCH_LIBRARY(attnops, m) {
 STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {
   m.impl("lrpe_rotate", TORCH_BOX(&attnops::torch_binding::LrpeRotate));
   m.impl("lrpe_rotate_backward", TORCH_BOX(&attnops::torch_binding::LrpeRotateBackward));
+  m.impl("md_lrpe_cosine", TORCH_BOX(&attnops::torch_binding::MdLrpeCosine));
+  m.impl("md_lrpe_cosine_backward", TORCH_BOX(&attnops::torch_binding::MdLrpeCosineBackward));
+  m.impl("lrpe_table", TORCH_BOX(&attnops::torch_binding::LrpeTable));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnops, CompositeExplicitAutograd, m) {

@@ -2,8 +2,6 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include <array>
-
 #include "pool.h"
 
 namespace attnops::torch_binding {
@@ -50,19 +48,37 @@ TensorView ViewOf(const Tensor& tensor) {
   return TensorView(tensor.data_ptr(), *DTypeOf(tensor), tensor.sizes(), tensor.strides());
 }
 
-Tensor NewTensor(const Tensor& like) {
-  const std::size_t bytes = static_cast<std::size_t>(like.numel()) * like.element_size();
-  if (bytes < kPoolMinimum) return torch::stable::new_empty(like, like.sizes());
-  std::array<std::int64_t, Dims::kMaxRank> strides{};
-  std::int64_t stride = 1;
-  for (std::int64_t i = like.dim() - 1; i >= 0; --i) {
-    strides[static_cast<std::size_t>(i)] = stride;
-    stride *= like.size(i);
+Tensor NewTensor(const Tensor& like, const Dims& shape, ResultType type) {
+  const bool same = type == ResultType::kSame;
+  const ScalarType scalar = same ? like.scalar_type() : ScalarType::Float;
+  const TensorView layout(nullptr, DType::kFloat32, shape);  // for its size and strides
+  Dims sizes = layout.shape();
+  Dims strides = layout.strides();
+  const std::size_t axes = static_cast<std::size_t>(shape.rank());
+  const torch::headeronly::IntHeaderOnlyArrayRef size_list(&sizes[0], axes);
+  const torch::headeronly::IntHeaderOnlyArrayRef stride_list(&strides[0], axes);
+  const std::size_t bytes =
+      static_cast<std::size_t>(layout.size()) * (same ? like.element_size() : sizeof(float));
+  if (bytes < kPoolMinimum) return torch::stable::new_empty(like, size_list, scalar);
+  return torch::stable::from_blob(PoolAllocate(bytes), size_list, stride_list, like.device(),
+                                  scalar, PoolFree);
+}
+
+Tensor NewTensor(const Tensor& like) { return NewTensor(like, like.sizes()); }
+
+Dims DimsOf(const char* op, const char* name, const std::vector<std::int64_t>& sizes) {
+  if (sizes.empty() || sizes.size() > Dims::kMaxRank) {
+    Fail(op, std::string(name) + " has " + std::to_string(sizes.size()) + " axes (expected 1 to " +
+                 std::to_string(Dims::kMaxRank) + ")");
   }
-  return torch::stable::from_blob(PoolAllocate(bytes), like.sizes(),
-                                  torch::headeronly::IntHeaderOnlyArrayRef(
-                                      strides.data(), static_cast<std::size_t>(like.dim())),
-                                  like.device(), like.scalar_type(), PoolFree);
+  constexpr std::int64_t kLimit = std::int64_t{1} << 31;
+  for (const std::int64_t size : sizes) {
+    if (size < 0 || size > kLimit) {
+      Fail(op, std::string(name) + " must have sizes from 0 to " + std::to_string(kLimit) +
+                   "; one is " + std::to_string(size));
+    }
+  }
+  return sizes;
 }
 
 Activation ActivationOf(const char* op, const char* act_name, const std::string& act,

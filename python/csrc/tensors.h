@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace attnops::torch_binding {
 
@@ -20,8 +21,16 @@ Tensor Readable(const char* op, const char* name, const Tensor& tensor);
 // A view of what Readable or NewTensor returned, valid as long as that is.
 TensorView ViewOf(const Tensor& tensor);
 
-// A contiguous tensor with the shape and type of `like`, not initialised.
+// A contiguous tensor of this shape, not initialised; its type is that of `like` or float32.
+enum class ResultType { kSame, kFloat32 };
+Tensor NewTensor(const Tensor& like, const Dims& shape, ResultType type = ResultType::kSame);
+
+// One with the shape and type of `like`.
 Tensor NewTensor(const Tensor& like);
+
+// A list of sizes, such as the argument `shape`. Throws Error unless it has a supported number
+// of axes and every size is from 0 to 2^31.
+Dims DimsOf(const char* op, const char* name, const std::vector<std::int64_t>& sizes);
 
 // The activation that an `act` and its `dim` name; the names are those of the arguments.
 Activation ActivationOf(const char* op, const char* act_name, const std::string& act,

@@ -69,6 +69,27 @@ def lrpe_rotate(
     return Expected(rotate(y, *cos_sin(x, theta, offset)), pair_length(y))
 
 
+def activate_backward(
+    x: torch.Tensor, dy: torch.Tensor, scale: torch.Tensor, act: str, dim: int | None
+) -> Expected:
+    """dx for a dy whose error is relative to `scale`; the terms of f' count before they cancel."""
+    x = x.detach().double()
+    s = torch.sigmoid(x)
+    if act == "none":
+        return Expected(dy, scale)
+    if act == "relu":
+        return Expected(dy.masked_fill(x <= 0, 0), scale.masked_fill(x <= 0, 0))
+    if act == "sigmoid":
+        return Expected(dy * s * (1 - s), scale * s)
+    if act == "silu":
+        return Expected(dy * s * (1 + x * (1 - s)), scale * s * (1 + x.abs()))
+    p = activate(x, act, dim)
+    return Expected(
+        p * (dy - (p * dy).sum(dim, keepdim=True)),
+        p * (scale + (p * scale).sum(dim, keepdim=True)),
+    )
+
+
 def lrpe_rotate_backward(
     x: torch.Tensor,
     theta: torch.Tensor,
@@ -77,22 +98,56 @@ def lrpe_rotate_backward(
     act: str = "none",
     dim: int | None = None,
 ) -> Expected:
-    """dx. Its scale is the pair's length times the terms of f' before they cancel."""
+    """dx. Its scale is the pair's length times the terms of f'."""
     cos, sin = cos_sin(x, theta, offset)
     d_out = d_out.detach().double()
-    dy, length = rotate(d_out, cos, -sin), pair_length(d_out)
-    x = x.detach().double()
-    s = torch.sigmoid(x)
-    if act == "none":
-        return Expected(dy, length)
-    if act == "relu":
-        return Expected(dy.masked_fill(x <= 0, 0), length.masked_fill(x <= 0, 0))
-    if act == "sigmoid":
-        return Expected(dy * s * (1 - s), length * s)
-    if act == "silu":
-        return Expected(dy * s * (1 + x * (1 - s)), length * s * (1 + x.abs()))
-    p = activate(x, act, dim)
-    return Expected(
-        p * (dy - (p * dy).sum(dim, keepdim=True)),
-        p * (length + (p * length).sum(dim, keepdim=True)),
-    )
+    return activate_backward(x, rotate(d_out, cos, -sin), pair_length(d_out), act, dim)
+
+
+def grid_cos_sin(
+    x: torch.Tensor, theta: torch.Tensor, shape: tuple[int, ...], l: int, offset: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos a and sin a (H or 1, L, D) with a = s_j·θ[h, c mod E], 1 and 0 for the first l tokens."""
+    tokens, features = x.shape[2:]
+    heads, angles = theta.shape
+    frequency = theta.detach().double().numpy().astype(np.longdouble)
+    angle = np.zeros((heads, tokens, features), dtype=np.longdouble)
+    index = np.indices(shape).reshape(len(shape), -1)
+    for c in range(features):
+        position = (index[c // angles] + offset).astype(np.longdouble)
+        angle[:, l:, c] = position * frequency[:, c % angles, None]
+    cos, sin = (torch.from_numpy(f(angle).astype(np.float64)) for f in (np.cos, np.sin))
+    return cos, sin
+
+
+def md_lrpe_cosine(
+    x: torch.Tensor,
+    theta: torch.Tensor,
+    shape: tuple[int, ...],
+    l: int = 0,
+    offset: int = 0,
+    act: str = "none",
+    dim: int | None = None,
+) -> Expected:
+    """The forward. An error in cos or sin counts relative to y."""
+    cos, sin = grid_cos_sin(x, theta, shape, l, offset)
+    y = activate(x, act, dim)
+    return Expected(torch.cat([y * cos, y * sin], dim=-1), torch.cat([y.abs(), y.abs()], dim=-1))
+
+
+def md_lrpe_cosine_backward(
+    x: torch.Tensor,
+    theta: torch.Tensor,
+    d_out: torch.Tensor,
+    shape: tuple[int, ...],
+    l: int = 0,
+    offset: int = 0,
+    act: str = "none",
+    dim: int | None = None,
+) -> Expected:
+    """dx. Its scale is the length of (do₁, do₂), do₁ for the first l tokens, through f'."""
+    cos, sin = grid_cos_sin(x, theta, shape, l, offset)
+    first, second = d_out.detach().double().chunk(2, dim=-1)
+    length = torch.hypot(first, second)
+    length[:, :, :l] = first[:, :, :l].abs()
+    return activate_backward(x, first * cos + second * sin, length, act, dim)

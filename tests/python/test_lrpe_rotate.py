@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 
 import attnops
 import reference
-from lrpe_cases import ACT_IDS, ACTS, DTYPES, THETA_FORMS, make_case, make_theta
+from lrpe_cases import (
+    ACT_IDS,
+    ACTS,
+    DTYPES,
+    LAYOUTS,
+    THETA_FORMS,
+    make_case,
+    make_theta,
+    strided_tensors,
+)
+from support import central_differences
 from tolerances import assert_close
 
 
@@ -124,22 +134,6 @@ def test_infinity_goes_through():
     assert torch.equal(out.sign()[out.isinf()].double(), expected.sign()[expected.isinf()])
 
 
-# x or a gradient (B,N,H,D), cut from what `new` makes.
-LAYOUTS = {
-    "heads before sequence": lambda new, b, n, h, d: new(b, h, n, d).transpose(1, 2),
-    "sequence first": lambda new, b, n, h, d: new(n, b, h, d).transpose(0, 1),
-    "every other token": lambda new, b, n, h, d: new(b, 2 * n, h, d)[:, ::2],
-    "part of the features": lambda new, b, n, h, d: new(b, n, h, d + 7)[..., 5:-2],
-    "one of q, k and v": lambda new, b, n, h, d: new(b, n, 3, h, d)[:, :, 1],
-    "features not contiguous": lambda new, b, n, h, d: new(b, n, d, h).transpose(2, 3),
-    "every other feature": lambda new, b, n, h, d: new(b, n, h, 2 * d)[..., ::2],
-    "one batch for all": lambda new, b, n, h, d: new(1, n, h, d).expand(b, n, h, d),
-    "one token for all": lambda new, b, n, h, d: new(b, 1, h, d).expand(b, n, h, d),
-    "one head for all": lambda new, b, n, h, d: new(b, n, 1, d).expand(b, n, h, d),
-    "one number for all": lambda new, b, n, h, d: new(1, 1, 1, 1).expand(b, n, h, d),
-}
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("act", "dim"), [("none", None), ("silu", None), ("softmax", 1)])
@@ -175,20 +169,11 @@ def test_gradient_against_finite_differences(act, dim):
     x = torch.where(x.abs() < 0.1, 0.5, x).requires_grad_()  # away from the corner of relu
     (dx,) = torch.autograd.grad(attnops.lrpe_rotate(x, theta, offset=2, act=act, dim=dim), x, d_out)
 
-    step = 1e-5
-    differences = torch.empty(x.numel(), dtype=torch.float64)
-    for i in range(x.numel()):
-        ends = []
-        for sign in (1, -1):
-            moved = x.detach().double().flatten()
-            moved[i] += sign * step
-            out = reference.lrpe_rotate(moved.view(x.shape), theta, 2, act, dim).value
-            ends.append((out * d_out.double()).sum())
-        differences[i] = (ends[0] - ends[1]) / (2 * step)
+    def loss(moved: torch.Tensor) -> torch.Tensor:
+        return (reference.lrpe_rotate(moved, theta, 2, act, dim).value * d_out.double()).sum()
 
-    # step² of truncation and 2⁻⁵³/step of cancellation, both far below float32's roundoff.
     expected = reference.lrpe_rotate_backward(x, theta, d_out, 2, act, dim)
-    expected.value = differences.view(x.shape)
+    expected.value = central_differences(loss, x)
     expected.scale = expected.scale + 1e-3
     assert_close(dx, expected, x.dtype, act)
 
@@ -229,21 +214,6 @@ def test_same_bits_with_any_number_of_threads(act, dim, dtype):
     for out, dx in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(dx, results[0][1])
-
-
-@st.composite
-def strided_tensors(draw: st.DrawFn, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of this shape whose axes are permuted, sliced or broadcast in memory."""
-    axes = range(len(shape))
-    order = draw(st.permutations(axes))
-    steps = [draw(st.sampled_from([1, 1, 2, 3])) for _ in axes]
-    broadcast = [draw(st.integers(0, 4)) == 0 for _ in axes]
-    sizes = [1 if broadcast[i] else shape[i] * steps[i] for i in axes]
-    memory = torch.randn([sizes[i] for i in order]).to(dtype)
-    tensor = memory.permute([order.index(i) for i in axes])
-    for i in axes:
-        tensor = tensor[(slice(None),) * i + (slice(None, None, steps[i]),)]
-    return tensor.expand(shape)
 
 
 @st.composite

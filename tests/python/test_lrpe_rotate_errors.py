@@ -1,14 +1,14 @@
 """lrpe_rotate with bad arguments: an exception that names the operator and the argument."""
 
-import re
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 import attnops
+import support
 
-ERRORS = (ValueError, RuntimeError)
+error_of = partial(support.error_of, "lrpe_rotate")
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -54,16 +54,6 @@ BAD_OPTIONS = {
     "an offset too large": ("offset", {"offset": 2**40}),
     "an offset too small": ("offset", {"offset": -(2**40)}),
 }
-
-
-def error_of(call: Callable[[], object], argument: str) -> str:
-    """The first line of the error that the call raises, which names what is wrong."""
-    with pytest.raises(ERRORS) as caught:
-        call()
-    text = str(caught.value).splitlines()[0]
-    assert "lrpe_rotate" in text
-    assert re.search(rf"\b{argument}\b", text), text
-    return text
 
 
 @pytest.mark.parametrize(("argument", "x", "theta"), BAD_SHAPES.values(), ids=BAD_SHAPES)

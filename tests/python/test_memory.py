@@ -2,6 +2,8 @@
 
 import gc
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -112,17 +114,73 @@ def test_x_is_freed_where_the_backward_does_not_need_it():
     assert leaf.grad is not None
 
 
+def peak_of(call: Callable[[], torch.Tensor]) -> int:
+    """The bytes that a call needs at its peak, beyond what it leaves behind as its result."""
+    attnops.empty_cache()
+    before = resident()
+    Path("/proc/self/clear_refs").write_text("5")
+    result = call()
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak
+    return int(peak[1]) * 1024 - before - result.nbytes
+
+
+# A call's scratch, and 2 MB for the kernel's coarse count.
+SCRATCH = 8 * MB + 2 * MB
+
+
 def test_nothing_beyond_the_output_but_scratch():
-    """The peak of a call is its output and at most 8 MB; 2 MB are for the kernel's coarse count."""
     x = make_x()
     for act, dim in [("none", None), ("silu", None), ("softmax", -1), ("softmax", 1)]:
         attnops.lrpe_rotate(x[:, :8], THETA, act=act, dim=dim)
-        attnops.empty_cache()
-        before = resident()
-        Path("/proc/self/clear_refs").write_text("5")
-        out = attnops.lrpe_rotate(x, THETA, act=act, dim=dim)
-        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        assert peak
-        assert int(peak[1]) * 1024 - before <= out.nbytes + 8 * MB + 2 * MB
-        del out
+        assert peak_of(partial(attnops.lrpe_rotate, x, THETA, act=act, dim=dim)) <= SCRATCH
     attnops.empty_cache()
+
+
+GRID = (16, 32)
+GRID_THETA = torch.zeros(1, 64)
+
+
+def make_grid_x() -> torch.Tensor:
+    """An input of 32 MB for 64 MB of output, itself and zeros."""
+    return torch.randn(2, 64, 512, 128)
+
+
+def test_an_encoded_grid_comes_from_the_pool():
+    x = make_grid_x().requires_grad_()
+    out = attnops.md_lrpe_cosine(x, GRID_THETA, GRID)
+    d_out = torch.ones_like(out)
+    (dx,) = torch.autograd.grad(out, x, d_out)
+    addresses = out.data_ptr(), dx.data_ptr()
+    del out, dx
+    out = attnops.md_lrpe_cosine(x, GRID_THETA, GRID)
+    (dx,) = torch.autograd.grad(out, x, d_out)
+    assert (out.data_ptr(), dx.data_ptr()) == addresses
+    assert torch.equal(out[..., :128], x)
+    assert not out[..., 128:].any()
+    assert torch.equal(dx, torch.ones_like(x))
+
+
+def test_nothing_beyond_the_encoded_grid_but_scratch():
+    x = make_grid_x()
+    table = attnops.lrpe_table(GRID_THETA, GRID, 128)
+    for act, dim in [("none", None), ("silu", None), ("softmax", -1), ("softmax", 2)]:
+        for angles in (None, table):
+            call = partial(
+                attnops.md_lrpe_cosine, x, GRID_THETA, GRID, act=act, dim=dim, table=angles
+            )
+            call()
+            assert peak_of(call) <= SCRATCH
+    attnops.empty_cache()
+
+
+def test_a_grid_is_freed_where_the_backward_does_not_need_it():
+    attnops.empty_cache()
+    leaf = torch.ones(1, 1, 1, 128, requires_grad=True)
+    x = leaf.expand(2, 64, 512, 128).clone()
+    out = attnops.md_lrpe_cosine(x, GRID_THETA, GRID)
+    before = resident()
+    del x
+    assert before - resident() >= 30 * MB
+    out.sum().backward()
+    assert leaf.grad is not None

@@ -9,7 +9,7 @@ import pytest
 
 import attnops
 import reference
-from lrpe_cases import ACT_IDS, ACTS, make_case
+from lrpe_cases import ACT_IDS, ACTS, MD_ACT_IDS, MD_ACTS, make_case, make_grid
 from tolerances import assert_close
 
 
@@ -48,6 +48,23 @@ def test_every_target_is_right(act, dim, target):
     out.backward(d_out)
     assert_close(out, reference.lrpe_rotate(x, theta, 10**6, act, dim), x.dtype, act)
     expected = reference.lrpe_rotate_backward(x, theta, d_out, 10**6, act, dim)
+    assert_close(x.grad, expected, x.dtype, act)
+
+
+@pytest.mark.usefixtures("target_restored")
+@pytest.mark.parametrize("target", attnops.supported_targets())
+@pytest.mark.parametrize("with_table", [False, True])
+@pytest.mark.parametrize(("act", "dim"), MD_ACTS, ids=MD_ACT_IDS)
+def test_every_target_is_right_in_a_grid(act, dim, with_table, target):
+    attnops.set_target(target)
+    x, theta, d_out = make_grid((5, 3, 4), 2, d=130)
+    x.requires_grad_()
+    table = attnops.lrpe_table(theta, (5, 3, 4), 130) if with_table else None
+    out = attnops.md_lrpe_cosine(x, theta, (5, 3, 4), l=2, act=act, dim=dim, table=table)
+    out.backward(d_out)
+    expected = reference.md_lrpe_cosine(x, theta, (5, 3, 4), 2, 0, act, dim)
+    assert_close(out, expected, x.dtype, act)
+    expected = reference.md_lrpe_cosine_backward(x, theta, d_out, (5, 3, 4), 2, 0, act, dim)
     assert_close(x.grad, expected, x.dtype, act)
 
 

@@ -203,6 +203,10 @@ def _speed_row(
     def starting(column: Column) -> None:
         emit({"event": "start", "n": case.n, "column": column.name})
 
+    if over := over_memory(operator.cost(case).held, job["memory"]):
+        for column in columns:  # not even the inputs fit
+            emit_cell(column, over)
+        return {}
     kept = job["mode"] == "kept"
     before = limits() if kept else None
     inputs = operator.inputs(case)
@@ -245,7 +249,8 @@ def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case
         seconds = _speed_row(operator, case_at(row["n"]), columns, job, expected, emit)
         gc.collect()
         if following:
-            growth = following["n"] / row["n"]
+            moved = [operator.cost(case_at(r["n"])).moved for r in (row, following)]
+            growth = moved[1] / moved[0]
             expected = {name: growth * t for name, t in {**expected, **seconds}.items()}
 
 
@@ -264,7 +269,10 @@ def _release() -> None:
 
 
 def _peak(operator: Operator, case: Case, column: Column) -> Cell:
-    """Peak memory of the pass with its inputs, after a first run that compiles and checks."""
+    """Peak memory of the pass with its inputs, after a first run that compiles and checks.
+
+    What the function of a column holds (a table) counts as an input, unless it is compiled code.
+    """
     inputs = operator.inputs(case)
     function = operator.function(case, column, inputs)
     result = _pass_once(function, inputs)
@@ -273,10 +281,14 @@ def _peak(operator: Operator, case: Case, column: Column) -> Cell:
     if problem:
         return {"error": problem}
     del inputs, result, checked
+    if not column.compiled:
+        del function
     _release()
     noted = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     inputs = operator.inputs(case)
+    if not column.compiled:
+        function = operator.function(case, column, inputs)
     _pass_once(function, inputs)
     return {"value": (_status("VmHWM") - noted) / 2**20}
 

@@ -22,26 +22,24 @@ import torch.nn.functional as F
 
 import attnops
 from attnops.bench import reference
-from attnops.bench.operators.lrpe_rotate import DIM, HEADS, shape
-from attnops.bench.tables import SEED, Case, Checker, Column, Inputs
+from attnops.bench.operators._encoding import DIM
+from attnops.bench.operators._encoding_torch import (
+    DTYPES,
+    Forward,
+    column_tolerance,
+    compiled,
+    make_checker,
+    make_inputs,
+)
+from attnops.bench.operators.lrpe_rotate import shape
+from attnops.bench.tables import Case, Checker, Column, Inputs
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 HALF = DIM // 2
-Forward = Callable[..., torch.Tensor]
 Tables = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def inputs(case: Case) -> Inputs:
-    """x and d_out normal random, drawn in the type itself so that no wider copy is ever made."""
-    generator = torch.Generator().manual_seed(SEED)
-    dtype = DTYPES[case.dtype]
-    x = torch.randn(shape(case), generator=generator, dtype=dtype)
-    theta = (10000.0 ** (-torch.arange(HALF, dtype=torch.float32) / HALF)).repeat(HEADS, 1)
-    if case.direction == "fwd":
-        return Inputs((x, theta), (), None)
-    d_out = torch.randn(shape(case), generator=generator, dtype=dtype)
-    x.requires_grad_()
-    return Inputs((x, theta), (x,), d_out)
+    return make_inputs(case, shape(case), shape(case), HALF)
 
 
 def _activate(x: torch.Tensor, act: str, dim: int | None) -> torch.Tensor:
@@ -118,10 +116,6 @@ def _eager(case: Case, upcast: bool) -> Forward:
     return forward
 
 
-def _compile(function: Callable) -> Callable:
-    return torch.compile(function, dynamic=False, fullgraph=True)
-
-
 def _compiled(case: Case, upcast: bool, tables: Tables | None = None) -> Forward:
     """`tables` replaces the cos/sin of the peer, for the column that has them for free."""
     act, dim = case.options["act"], case.options["dim"]
@@ -139,11 +133,11 @@ def _compiled(case: Case, upcast: bool, tables: Tables | None = None) -> Forward
 
     shared = case.options["batch"] > 1 or case.direction == "bwd"
     if tables is None and not shared:
-        fused = _compile(inline)
+        fused = compiled(inline)
         return lambda x, theta: fused(_activate(x, act, dim) if apart else x, theta)
 
-    rotation = _compile(rotate)
-    build = tables or _compile(COS_SIN[compute])
+    rotation = compiled(rotate)
+    build = tables or compiled(COS_SIN[compute])
 
     def forward(x: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
         y = _activate(x, act, dim) if apart else x
@@ -161,20 +155,6 @@ def function(case: Case, column: Column, given: Inputs) -> Forward:
         return _compiled(case, upcast=True, tables=lambda n, theta: ready)
     upcast = column.name.endswith("_up")
     return _compiled(case, upcast) if column.compiled else _eager(case, upcast)
-
-
-def _column_tolerance(case: Case, column: Column, theta: np.ndarray) -> reference.Tolerance:
-    """attnops rounds once and has exact angles. The peers' angles are products in float32.
-
-    Peers in the tensors' type round y, cos, sin, two products and their sum, and in the backward
-    of an activation its terms again.
-    """
-    in_type = column.role == "peer" and not column.name.endswith("_up")
-    roundings = 1 if not in_type else 6 if case.direction == "fwd" else 10
-    exact = column.role == "attnops"
-    angle = 0.0 if exact else case.n * float(np.abs(theta).max()) * reference.ROUNDOFF["f32"]
-    depth = case.n if case.options["dim"] == 1 else DIM
-    return reference.tolerance(case.dtype, roundings=roundings, depth=depth, angle_error=angle)
 
 
 def _expected(
@@ -195,34 +175,21 @@ def _expected(
     return reference.activation_backward(x, rotated, length, act, axis)
 
 
-def _slice(tensor: torch.Tensor, b: int, h: int) -> np.ndarray:
-    return tensor.detach()[b, :, h].double().numpy()
-
-
 def checker(case: Case, given: Inputs) -> Checker:
-    x, theta = given.args
-    batch = case.options["batch"]
-    picks = np.random.default_rng(SEED).choice(batch * HEADS, size=2, replace=False)
-    slices = [divmod(int(i), HEADS) for i in picks]
-    d_out = given.d_out
-    expected = [
-        _expected(
-            case,
-            _slice(x, b, h),
-            theta[h].numpy(),
-            None if d_out is None else _slice(d_out, b, h),
-        )
-        for b, h in slices
-    ]
+    theta = given.args[1]
 
-    def check(column: Column, result: torch.Tensor | tuple[torch.Tensor, ...]) -> str | None:
-        value = result[0] if isinstance(result, tuple) else result
-        if value.dtype != x.dtype or value.shape != x.shape:
-            return f"wrong result: {value.dtype} {tuple(value.shape)}"
-        allowed = _column_tolerance(case, column, theta.numpy())
-        for (b, h), (want, scale) in zip(slices, expected, strict=True):
-            if problem := allowed.violation(_slice(value, b, h), want, scale):
-                return f"{problem} (batch {b}, head {h})"
-        return None
+    def allowed(column: Column) -> reference.Tolerance:
+        # Peers in the tensors' type round y, cos, sin, two products and their sum, and in the
+        # backward of an activation its terms again.
+        in_type = 6 if case.direction == "fwd" else 10
+        depth = case.n if case.options["dim"] == 1 else DIM
+        return column_tolerance(case, column, theta, positions=case.n, depth=depth, in_type=in_type)
 
-    return check
+    return make_checker(
+        case,
+        given,
+        lambda x, theta, d_out: _expected(case, x, theta, d_out),
+        lambda tensor, b, h: tensor[b, :, h],
+        shape(case),
+        allowed,
+    )

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING
 
-from attnops.bench.tables import BYTES, Case, Checker, Column, Cost, Direction, Inputs, Kind, Table
+from attnops.bench.operators._encoding import DIM, HEADS, PASSES, PEERS, Encoding
+from attnops.bench.tables import BYTES, Case, Column, Cost, Direction, Kind, Table
 
-if TYPE_CHECKING:
-    import torch
-
-HEADS, DIM = 12, 128
 SIZES = tuple(2**i for i in range(8, 16))
 QUICK_SIZES = (512, 2048)
 # (activation, axis) in the order of the published tables; the axis is None but for softmax.
@@ -20,12 +15,6 @@ ACTIVATIONS: tuple[tuple[str, int | None], ...] = (
     ("silu", None),
     ("softmax", -1),
     ("softmax", 1),
-)
-PASSES: tuple[tuple[Direction, Kind], ...] = (
-    ("fwd", "speed"),
-    ("fwd", "memory"),
-    ("bwd", "speed"),
-    ("bwd", "memory"),
 )
 
 
@@ -39,20 +28,11 @@ def shape(case: Case) -> tuple[int, int, int, int]:
     return (case.options["batch"], case.n, HEADS, DIM)
 
 
-class LrpeRotate:
+class LrpeRotate(Encoding):
     """See `attnops.bench.tables.Operator`."""
 
     name = "lrpe_rotate"
-    # to, toc: PyTorch eager and compiled in the tensors' type; _up: computed in float32, rounded
-    # at the end; toc_free: compiled, its float32 cos and sin built outside the timing.
-    columns = (
-        Column("attnops", "attnops"),
-        Column("to", "peer"),
-        Column("toc", "peer", compiled=True),
-        Column("to_up", "peer"),
-        Column("toc_up", "peer", compiled=True),
-        Column("toc_free", "extra", kinds=("speed",), compiled=True),
-    )
+    columns = (Column("attnops", "attnops"), *PEERS)
 
     def tables(self, batch: int, dtype: str) -> list[Table]:
         tables = []
@@ -100,21 +80,6 @@ class LrpeRotate:
             width = float32 if column.name.endswith("_up") else 1
             extra = (2.0 if forward else 4.5) * width
         return int(((2 if forward else 4) + extra) * size)
-
-    def inputs(self, case: Case) -> Inputs:
-        from attnops.bench.operators import _lrpe_rotate_torch as impl
-
-        return impl.inputs(case)
-
-    def function(self, case: Case, column: Column, inputs: Inputs) -> Callable[..., torch.Tensor]:
-        from attnops.bench.operators import _lrpe_rotate_torch as impl
-
-        return impl.function(case, column, inputs)
-
-    def checker(self, case: Case, inputs: Inputs) -> Checker:
-        from attnops.bench.operators import _lrpe_rotate_torch as impl
-
-        return impl.checker(case, inputs)
 
 
 OPERATOR = LrpeRotate()

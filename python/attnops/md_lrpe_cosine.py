@@ -1,0 +1,191 @@
+"""md_lrpe_cosine: position encoding in several dimensions with a fused activation."""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from attnops import _checks
+
+_OP = "md_lrpe_cosine"
+_TABLE_OP = "lrpe_table"
+_SEQUENCE_AXIS = 2
+# Where act is among the options (shape, l, offset, act, dim).
+_ACT = 3
+
+
+def md_lrpe_cosine(
+    x: Tensor,
+    theta: Tensor | None,
+    shape: Sequence[int],
+    l: int = 0,
+    offset: int = 0,
+    act: str = "none",
+    dim: int | None = None,
+    table: Tensor | None = None,
+) -> Tensor:
+    """Encode positions in a grid: [ y·cos a , y·sin a ] with y = act(x), of 2D features.
+
+    x is (B,H,L,D) with L = l + n₁·…·n_k for the shape (n₁, …, n_k); theta is (H,E) or (1,E) with
+    E·k ≥ D, of x's type or float32. Token l+i has the index (s₁, …, s_k) of i in the grid, the
+    last axis fastest, and feature c the angle a = s_j·theta[h, c mod E] with j = ⌊c/E⌋+1. The
+    first l tokens carry no position: [ y , 0 ]. In 1-d the offset is added to the index.
+    act is none, relu, sigmoid, silu or softmax; softmax needs dim: the features or the sequence.
+    With a table from lrpe_table, theta may be None, and the offset is the table's.
+    """
+    _checks.no_gradient(_OP, "theta", theta)
+    _checks.no_gradient(_OP, "table", table)
+    if table is not None:
+        theta = None
+    return torch.ops.attnops.md_lrpe_cosine(x, theta, table, shape, l, offset, act, dim)
+
+
+def lrpe_table(theta: Tensor, shape: Sequence[int], d: int, offset: int = 0) -> Tensor:
+    """Cosines and sines for md_lrpe_cosine, built once and used by many calls.
+
+    theta is (H,E) or (1,E) with E·k ≥ d, the features of x. The table is float32,
+    (H or 1, n₁+…+n_k, E, 2): a row for each index of each axis. The offset, in 1-d, is part of it.
+    """
+    _checks.no_gradient(_TABLE_OP, "theta", theta)
+    return torch.ops.attnops.lrpe_table(theta, shape, d, offset)
+
+
+def _check_grid(
+    op: str, name: str, angles: int, shape: Sequence[int], features: int, offset: int
+) -> None:
+    """Angles for all features on the axes of the grid, and an offset in 1-d only."""
+    axes = len(shape)
+    if angles * axes < features:
+        _checks.fail(
+            op,
+            f"{name} has {angles} angles a head; x has {features} features on {axes} axes "
+            f"(expected at least {-(-features // axes)})",
+        )
+    _checks.offset(op, offset)
+    if axes > 1 and offset != 0:
+        _checks.fail(op, f"offset must be 0 with {axes} axes; it is {offset}")
+
+
+def _check_table(x: Tensor, table: Tensor, shape: Sequence[int]) -> None:
+    if table.ndim != 4 or table.shape[3] != 2:
+        _checks.fail(
+            _OP,
+            "table must have the shape (heads, positions, angles, 2); "
+            f"its shape is {_checks.shape(table)}",
+        )
+    if table.dtype != torch.float32:
+        _checks.fail(_OP, f"table must be float32; it is {_checks.type_name(table)}")
+    if table.shape[1] != sum(shape):
+        _checks.fail(_OP, f"table has {table.shape[1]} positions; shape has {sum(shape)}")
+    _checks.heads(_OP, "table", table.shape[0], x.shape[1])
+
+
+def _check_theta(x: Tensor, theta: Tensor) -> None:
+    _checks.angle_axes(_OP, theta)
+    _checks.angle_type(_OP, x, theta)
+    _checks.heads(_OP, "theta", theta.shape[0], x.shape[1])
+
+
+def _check(
+    x: Tensor,
+    theta: Tensor | None,
+    table: Tensor | None,
+    shape: Sequence[int],
+    l: int,
+    offset: int,
+    act: str,
+    dim: int | None,
+) -> None:
+    """The checks of the kernel, in its order and with its texts, for tensors without data."""
+    _checks.activation(_OP, "act", act, "dim", dim)
+    _checks.tensor(_OP, "x", x)
+    name, angles = ("table", table) if table is not None else ("theta", theta)
+    if angles is None:
+        _checks.fail(_OP, "theta is required without a table")
+    _checks.tensor(_OP, name, angles)
+    _checks.sizes(_OP, "shape", shape)
+    if x.ndim != 4:
+        _checks.fail(_OP, f"x must have 4 axes (B,H,L,D); its shape is {_checks.shape(x)}")
+    if l < 0:
+        _checks.fail(_OP, f"l must not be negative; it is {l}")
+    if x.shape[2] != l + prod(shape):
+        _checks.fail(
+            _OP,
+            f"x has {x.shape[2]} tokens; expected l = {l} and those of shape "
+            f"{_checks.listed(shape)}",
+        )
+    if table is not None:
+        _check_table(x, table, shape)
+    else:
+        _check_theta(x, angles)
+    if table is not None and offset != 0:
+        _checks.fail(_OP, f"offset must be 0 with a table; it is {offset}")
+    per_axis = angles.shape[1] if table is None else angles.shape[2]
+    _check_grid(_OP, name, per_axis, shape, x.shape[3], offset)
+    _checks.softmax_axis(_OP, act, "dim", dim, x.ndim, _SEQUENCE_AXIS)
+
+
+@torch.library.register_fake("attnops::md_lrpe_cosine")
+def _(x: Tensor, theta, table, shape, l, offset, act, dim) -> Tensor:
+    _check(x, theta, table, shape, l, offset, act, dim)
+    return x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))
+
+
+@torch.library.register_fake("attnops::md_lrpe_cosine_backward")
+def _(x, theta, table, d_out: Tensor, shape, l, offset, act, dim) -> Tensor:
+    _checks.activation(_OP, "act", act, "dim", dim)
+    if x is None and act != "none":
+        _checks.fail(_OP, f"x is required when act is {act}")
+    _checks.tensor(_OP, "d_out", d_out)
+    if x is None:
+        x = d_out.narrow(-1, 0, d_out.shape[-1] // 2)
+    _check(x, theta, table, shape, l, offset, act, dim)
+    _checks.has_shape(_OP, "d_out", d_out, (*x.shape[:-1], 2 * x.shape[-1]))
+    _checks.same_type(_OP, "d_out", d_out, "x", x)
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("attnops::lrpe_table")
+def _(theta: Tensor, shape, d, offset) -> Tensor:
+    _checks.tensor(_TABLE_OP, "theta", theta)
+    _checks.sizes(_TABLE_OP, "shape", shape)
+    _checks.angle_axes(_TABLE_OP, theta)
+    if d < 0:
+        _checks.fail(_TABLE_OP, f"d must not be negative; it is {d}")
+    heads, angles = theta.shape
+    _check_grid(_TABLE_OP, "theta", angles, shape, d, offset)
+    return theta.new_empty((heads, sum(shape), angles, 2), dtype=torch.float32)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, theta, table, *ctx.options = inputs
+    # Without an activation the backward does not need x: it is not kept alive.
+    needs_x = ctx.options[_ACT] != "none"
+    ctx.save_for_backward(x if needs_x else None, theta, table)
+
+
+def _backward(ctx, d_out: Tensor):
+    x, theta, table = ctx.saved_tensors
+    dx = torch.ops.attnops.md_lrpe_cosine_backward(x, theta, table, d_out, *ctx.options)
+    return dx, *(None,) * 7
+
+
+torch.library.register_autograd("attnops::md_lrpe_cosine", _backward, setup_context=_setup_context)
+
+
+def _setup_backward_context(ctx, inputs, output) -> None:
+    _, theta, table, _, *ctx.options = inputs
+    ctx.save_for_backward(theta, table)
+
+
+def _double_backward(ctx, d_dx: Tensor):
+    _checks.no_second_derivative(_OP, ctx.options[_ACT])
+    theta, table = ctx.saved_tensors
+    d_d_out = torch.ops.attnops.md_lrpe_cosine(d_dx, theta, table, *ctx.options)
+    return None, None, None, d_d_out, *(None,) * 5
+
+
+torch.library.register_autograd(
+    "attnops::md_lrpe_cosine_backward", _double_backward, setup_context=_setup_backward_context
+)

@@ -1,0 +1,50 @@
+"""What the tests of several operators share: errors, saved tensors, finite differences."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+
+def error_of(operator: str, call: Callable[[], object], argument: str) -> str:
+    """The first line of the error that the call raises, which names what is wrong."""
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        call()
+    text = str(caught.value).splitlines()[0]
+    assert f"{operator}: " in text, text
+    assert re.search(rf"\b{argument}\b", text), text
+    return text
+
+
+def saved_elements(call: Callable[[], object]) -> int:
+    """How many elements the call keeps for its backward."""
+    saved = 0
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal saved
+        saved += tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        call()
+    return saved
+
+
+def central_differences(
+    loss: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of a double-precision loss, one element of x at a time.
+
+    step² of truncation and 2⁻⁵³/step of cancellation are both far below float32's roundoff.
+    """
+    step = 1e-5
+    differences = torch.empty(x.numel(), dtype=torch.float64)
+    for i in range(x.numel()):
+        ends = []
+        for sign in (1, -1):
+            moved = x.detach().double().flatten()
+            moved[i] += sign * step
+            ends.append(loss(moved.view(x.shape)))
+        differences[i] = (ends[0] - ends[1]) / (2 * step)
+    return differences.view(x.shape)
