@@ -234,8 +234,8 @@ using VU16 = hn::Vec<DU16>;
 template <Payload kPayload = Payload::kAny>
 HWY_INLINE Pack<1, VU16> ToStored(const Chunk& chunk, const BFloat16* /*type*/) {
   const VU even = hn::ShiftRight<16>(RoundToBFloat16<kPayload>(chunk.v[0]));
-  const VU odd = hn::And(RoundToBFloat16<kPayload>(chunk.v[1]), hn::Set(DU(), 0xffff0000u));
-  return {{hn::BitCast(DU16(), hn::Or(even, odd))}};
+  const VU odd = RoundToBFloat16<kPayload>(chunk.v[1]);
+  return {{hn::OddEven(hn::BitCast(DU16(), odd), hn::BitCast(DU16(), even))}};
 }
 
 template <Payload kPayload = Payload::kAny>

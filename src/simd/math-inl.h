@@ -51,13 +51,22 @@ constexpr Accuracy AccuracyFor() {
   return sizeof(T) == 4 ? Accuracy::kFloat32 : Accuracy::k16Bit;
 }
 
-// exp(±x) = p · 2^n: p in [0.70, 1.42], and a number with n + 127 in its low bits. For
-// −88 ≤ ±x ≤ 89.
+// exp(±x) = p · 2^n: p in [0.70, 1.42], and 1.5·2^23 + 127 + n, which has n + 127 in its low
+// bits. For −88 ≤ ±x ≤ 89.
 template <int N>
 struct ExpParts {
   Pack<N> p;
-  Pack<N> sum;
+  Pack<N> n;
 };
+
+// Whether p · 2^n is one instruction: then it is n itself that is returned.
+#undef ATTNOPS_SCALE_INSTRUCTION
+#if HWY_TARGET == HWY_AVX3
+#define ATTNOPS_SCALE_INSTRUCTION 1
+#else
+#define ATTNOPS_SCALE_INSTRUCTION 0
+#endif
+
 template <Accuracy kAccuracy, int kSign = 1, int N>
 HWY_INLINE ExpParts<N> SplitExp(const Pack<N>& x) {
   // Adding 1.5·2^23 rounds to an integer, which is then in the sum's low bits.
@@ -93,14 +102,19 @@ HWY_INLINE ExpParts<N> SplitExp(const Pack<N>& x) {
     p = MulAdd(p, f, Fill<N>(6.93147181e-01f));
   }
   p = MulAdd(p, f, Fill<N>(1.0f));
-  return {p, sum};
+  return {p, ATTNOPS_SCALE_INSTRUCTION ? n : sum};
 }
 
-// 2^n from the number that SplitExp returned; 0 for n = −127.
+// p · 2^n; without the instruction 0 for n = −127.
 template <int N>
-HWY_INLINE Pack<N> PowerOfTwo(const Pack<N>& sum) {
+HWY_INLINE Pack<N> Scale(const ExpParts<N>& e) {
   return MakePack<N>([&](int i) ATTNOPS_INLINE_LAMBDA {
-    return hn::BitCast(DF(), hn::ShiftLeft<23>(hn::BitCast(DU(), sum.v[i])));
+#if ATTNOPS_SCALE_INSTRUCTION
+    return VF{_mm512_scalef_ps(e.p.v[i].raw, e.n.v[i].raw)};
+#else
+    return hn::Mul(e.p.v[i],
+                   hn::BitCast(DF(), hn::ShiftLeft<23>(hn::BitCast(DU(), e.n.v[i]))));
+#endif
   });
 }
 
@@ -111,8 +125,7 @@ constexpr float kExpMax = 88.72283f;  // the largest x with a finite exp
 // exp(x) for |x| ≤ 87.
 template <Accuracy kAccuracy, int N>
 HWY_INLINE Pack<N> ExpWithin87(const Pack<N>& x) {
-  const ExpParts<N> e = SplitExp<kAccuracy>(x);
-  return Mul(e.p, PowerOfTwo(e.sum));
+  return Scale(SplitExp<kAccuracy>(x));
 }
 
 // exp(x) for x ≤ 88: what softmax needs.
@@ -121,15 +134,16 @@ HWY_INLINE Pack<N> ExpNoOverflow(const Pack<N>& x) {
   return ExpWithin87<kAccuracy>(AtLeast(kExpMin, x));
 }
 
+// exp(x) for every x. For x > 0 2^n is applied as 2·2^(n−1), since 2^128 is no float32.
 HWY_INLINE VF Exp(VF x) {
   const DF d;
   const MF overflow = hn::Gt(x, hn::Set(d, kExpMax));
-  const ExpParts<1> e =
+  ExpParts<1> e =
       SplitExp<Accuracy::kFloat32>(AtLeast(kExpMin, Pack<1>{{hn::IfThenZeroElse(overflow, x)}}));
-  // For x > 0 2^n is applied as 2·2^(n−1), since 2^128 is no float32.
   const VF one = hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), hn::Set(d, 1.0f));
-  const Pack<1> half = Mul(e.p, PowerOfTwo(Sub(e.sum, Pack<1>{{one}})));
-  const VF result = hn::MulAdd(half.v[0], one, half.v[0]);
+  e.n = Sub(e.n, Pack<1>{{one}});
+  const VF half = Scale(e).v[0];
+  const VF result = hn::MulAdd(half, one, half);
   return hn::IfThenElse(overflow, hn::Set(d, std::numeric_limits<float>::infinity()), result);
 }
 
@@ -152,7 +166,7 @@ HWY_INLINE Pack<N> ReciprocalAboveOne(const Pack<N>& x) {
 template <Accuracy kAccuracy, int N>
 HWY_INLINE Pack<N> Sigmoid(const Pack<N>& x) {
   const ExpParts<N> e = SplitExp<kAccuracy, -1>(AtMost(-kExpMin, x));
-  const Pack<N> r = ReciprocalAboveOne(MulAdd(e.p, PowerOfTwo(e.sum), Fill<N>(1.0f)));
+  const Pack<N> r = ReciprocalAboveOne(Add(Scale(e), Fill<N>(1.0f)));
   const VF min = hn::Set(DF(), -87.33654f);
   return MakePack<N>(
       [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::IfThenZeroElse(hn::Lt(x.v[i], min), r.v[i]); });

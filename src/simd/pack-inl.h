@@ -122,6 +122,14 @@ HWY_INLINE bool AnyGreater(const Pack<N>& a, const Pack<N>& b) {
   return !hn::AllFalse(DF(), any);
 }
 
+// False where one of them is a NaN.
+template <int N>
+HWY_INLINE bool AllAtMost(const Pack<N>& a, const Pack<N>& b) {
+  MF all = hn::Le(a.v[0], b.v[0]);
+  for (int i = 1; i < N; ++i) all = hn::And(all, hn::Le(a.v[i], b.v[i]));
+  return hn::AllTrue(DF(), all);
+}
+
 // Two packs as one, and its halves.
 template <int N>
 HWY_INLINE Pack<2 * N> Join(const Pack<N>& a, const Pack<N>& b) {

@@ -45,10 +45,16 @@ void StartColumns(float* columns, std::int64_t n) {
   std::fill_n(columns + n, (kRows - 1) * n, 0.0f);
 }
 
-// Adds a few tokens to N vectors of columns, first in registers: Start, and AddTokens for one
-// or two at a time. If then ExceedsShift(), all of it is to be done again with the shift `max`.
+// Adds at most kMaxTokens tokens to N vectors of columns, first in registers: Start, and
+// AddTokens for one or two at a time. If then ExceedsShift(), all of it is to be done again with a
+// new shift.
 template <int N, Accuracy kAccuracy>
 struct ColumnSums {
+  static constexpr int kMaxTokens = 16;
+  // Where exp does not wrap around the sums show that a value was too large; else the maximum
+  // does.
+  static constexpr bool kTracksMax = ATTNOPS_SCALE_INSTRUCTION == 0;
+
   Pack<N> shift, max, sum, dot;
 
   HWY_INLINE void Start(const Pack<N>& new_shift) {
@@ -58,28 +64,33 @@ struct ColumnSums {
     dot = Fill<N>(0.0f);
   }
   HWY_INLINE void AddTokens(const Pack<N>& x) {
-    max = Max(max, x);
+    if constexpr (kTracksMax) max = Max(max, x);
     sum = Add(sum, ExpDifference<kAccuracy>(x, shift));
   }
   HWY_INLINE void AddTokens(const Pack<2 * N>& x) {
-    max = Max(max, Max(FirstHalf(x), SecondHalf(x)));
+    if constexpr (kTracksMax) max = Max(max, Max(FirstHalf(x), SecondHalf(x)));
     const Pack<2 * N> e = ExpDifference<kAccuracy>(x, Join(shift, shift));
     sum = Add(sum, Add(FirstHalf(e), SecondHalf(e)));
   }
   HWY_INLINE void AddTokens(const Pack<N>& x, const Pack<N>& dy) {
-    max = Max(max, x);
+    if constexpr (kTracksMax) max = Max(max, x);
     const Pack<N> e = ExpDifference<kAccuracy>(x, shift);
     sum = Add(sum, e);
     dot = MulAdd(e, dy, dot);
   }
   HWY_INLINE void AddTokens(const Pack<2 * N>& x, const Pack<2 * N>& dy) {
-    max = Max(max, Max(FirstHalf(x), SecondHalf(x)));
+    if constexpr (kTracksMax) max = Max(max, Max(FirstHalf(x), SecondHalf(x)));
     const Pack<2 * N> e = ExpDifference<kAccuracy>(x, Join(shift, shift));
     sum = Add(sum, Add(FirstHalf(e), SecondHalf(e)));
     dot = MulAdd(FirstHalf(e), FirstHalf(dy), dot);
     dot = MulAdd(SecondHalf(e), SecondHalf(dy), dot);
   }
-  HWY_INLINE bool ExceedsShift() const { return AnyGreater(Sub(max, shift), Fill<N>(kShiftSlack)); }
+  HWY_INLINE bool ExceedsShift() const {
+    if constexpr (kTracksMax) return AnyGreater(Sub(max, shift), Fill<N>(kShiftSlack));
+    // Without a value above the slack the sum is at most kMaxTokens·e^16. Far above it exp may be
+    // anything that is not small, −Inf and NaN included.
+    return !AllAtMost(Abs(sum), Fill<N>(kMaxTokens * 8.9e6f));
+  }
 };
 
 template <int kRows>

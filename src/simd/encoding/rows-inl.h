@@ -268,29 +268,46 @@ HWY_INLINE void ForEachRowSet(const EncodingProblem& problem, const EncodingRegi
   const std::int64_t heads = region.head_end - region.head_begin;
   const std::int64_t outer = tokens_inner ? heads : tokens;
   const std::int64_t inner = tokens_inner ? tokens : heads;
+  // The first row of a stretch, and the step to the next.
+  const auto first_row = [&](std::int64_t o, std::int64_t b) ATTNOPS_INLINE_LAMBDA {
+    const std::int64_t t = region.token_begin + (tokens_inner ? 0 : o);
+    const std::int64_t h = region.head_begin + (tokens_inner ? o : 0);
+    return Row<T>{RowOf<const T>(problem.x, b, t, h), RowOf<const T>(problem.d_out, b, t, h),
+                  RowOf<T>(problem.out, b, t, h),
+                  table.Cos(t - region.token_begin, h - region.head_begin),
+                  columns.data == nullptr ? nullptr : columns.At(b, h)};
+  };
+  const auto step_of = [&](const auto& tensor) ATTNOPS_INLINE_LAMBDA {
+    return tokens_inner ? tensor.token : tensor.head;
+  };
+  const std::int64_t x_step = step_of(problem.x);
+  const std::int64_t d_out_step = step_of(problem.d_out);
+  const std::int64_t out_step = step_of(problem.out);
+  const std::int64_t cos_step = tokens_inner      ? table.rows * 2 * table.width
+                                : table.rows == 1 ? 0
+                                                  : 2 * table.width;
+  const std::int64_t columns_step = tokens_inner || columns.data == nullptr ? 0 : columns.size;
+
   Row<T> rows[kRowSet];
   for (std::int64_t o = 0; o < outer; ++o) {
     for (std::int64_t b = region.batch_begin; b < region.batch_end; ++b) {
       const bool last = b + 1 == region.batch_end;
-      const std::int64_t next_o = last ? std::min(o + 1, outer - 1) : o;
-      const std::int64_t next_b = last ? region.batch_begin : b + 1;
+      Row<T> row = first_row(o, b);
+      Row<T> next = last ? first_row(std::min(o + 1, outer - 1), region.batch_begin)
+                         : first_row(o, b + 1);
       int count = 0;
       for (std::int64_t i = 0; i < inner; ++i) {
-        const std::int64_t t = region.token_begin + (tokens_inner ? i : o);
-        const std::int64_t h = region.head_begin + (tokens_inner ? o : i);
-        const std::int64_t next_t = region.token_begin + (tokens_inner ? i : next_o);
-        const std::int64_t next_h = region.head_begin + (tokens_inner ? next_o : i);
         if constexpr (Kernel::kReadsX) {
-          PrefetchRow(RowOf<const T>(problem.x, next_b, next_t, next_h),
-                      Kernel::kPlainParts * problem.part);
+          PrefetchRow(next.x, Kernel::kPlainParts * problem.part);
+          next.x += x_step;
         }
         if constexpr (Kernel::kReadsGradient) {
-          PrefetchRow(RowOf<const T>(problem.d_out, next_b, next_t, next_h), 2 * problem.part);
+          PrefetchRow(next.d_out, 2 * problem.part);
+          next.d_out += d_out_step;
         }
-        rows[count] = {RowOf<const T>(problem.x, b, t, h), RowOf<const T>(problem.d_out, b, t, h),
-                       RowOf<T>(problem.out, b, t, h),
-                       table.Cos(t - region.token_begin, h - region.head_begin),
-                       columns.data == nullptr ? nullptr : columns.At(b, h)};
+        rows[count] = row;
+        row = {row.x + x_step, row.d_out + d_out_step, row.out + out_step, row.cos + cos_step,
+               row.columns + columns_step};
         if (++count == kRowSet) {
           Kernel::template Run<kRowSet>(shape, rows, scratch);
           count = 0;

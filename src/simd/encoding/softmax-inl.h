@@ -82,7 +82,7 @@ HWY_INLINE void SoftmaxOfFeatures(const RowShape& shape, const Row<T>* rows, flo
   for (int r = 0; r < kRows; ++r) scale[r] = ReciprocalOfSum(scale[r]);
 }
 
-// Softmax over the sequence: adds the tokens of a region to the columns' sums.
+// Softmax over the sequence: adds the tokens of a region, a block, to the columns' sums.
 template <class E, Pass kPass, typename T>
 void AddColumns(const EncodingProblem& problem, const EncodingRegion& region,
                 const AngleTable& table, const EncodingColumns& columns, bool first) {
@@ -131,18 +131,19 @@ void AddColumns(const EncodingProblem& problem, const EncodingRegion& region,
       }
       return sums;
     };
-    auto shift = LoadTable<kParts, K>(shape, shifts, j);
-    if (first) {
+    const auto raise = [&](Piece<kParts, K> shift) ATTNOPS_INLINE_LAMBDA {
       for (std::int64_t t = region.token_begin; t < region.token_end; ++t) {
         shift = Max(shift, x_of.template operator()<K>(b, t, h, j, n));
       }
       StoreTable<kParts, K>(shape, shift, shifts, j);
-    }
+      return shift;
+    };
+    auto shift = LoadTable<kParts, K>(shape, shifts, j);
+    if (first) shift = raise(shift);
     auto sums = sum_tokens(shift);
     if (HWY_UNLIKELY(sums.ExceedsShift())) {
-      const auto new_shift = sums.max;
+      const auto new_shift = raise(shift);
       const auto scale = ExpDifference<Accuracy::kFloat32>(shift, new_shift);
-      StoreTable<kParts, K>(shape, new_shift, shifts, j);
       StoreTable<kParts, K>(shape, Mul(LoadTable<kParts, K>(shape, sums_row, j), scale), sums_row,
                             j);
       if constexpr (kPass == Pass::kBackward) {
