@@ -52,7 +52,7 @@ constexpr Accuracy AccuracyFor() {
 }
 
 // exp(±x) = p · 2^n: p in [0.70, 1.42], and 1.5·2^23 + 127 + n, which has n + 127 in its low
-// bits. For −88 ≤ ±x ≤ 89.
+// bits. For kExpMin ≤ ±x ≤ 89.
 template <int N>
 struct ExpParts {
   Pack<N> p;
@@ -118,8 +118,8 @@ HWY_INLINE Pack<N> Scale(const ExpParts<N>& e) {
   });
 }
 
-// Below it exp is 0: the scale that SplitExp gives has the exponent of 0.
-constexpr float kExpMin = -88.0f;
+// Below it exp is 0: less than half the smallest float32, or a scale with the exponent of 0.
+constexpr float kExpMin = ATTNOPS_SCALE_INSTRUCTION ? -104.0f : -88.0f;
 constexpr float kExpMax = 88.72283f;  // the largest x with a finite exp
 
 // exp(x) for |x| ≤ 87.
@@ -165,7 +165,7 @@ HWY_INLINE Pack<N> ReciprocalAboveOne(const Pack<N>& x) {
 // 1/(1 + exp(−x)); results below the smallest normal float32 are 0.
 template <Accuracy kAccuracy, int N>
 HWY_INLINE Pack<N> Sigmoid(const Pack<N>& x) {
-  const ExpParts<N> e = SplitExp<kAccuracy, -1>(AtMost(-kExpMin, x));
+  const ExpParts<N> e = SplitExp<kAccuracy, -1>(AtMost(88.0f, x));
   const Pack<N> r = ReciprocalAboveOne(Add(Scale(e), Fill<N>(1.0f)));
   const VF min = hn::Set(DF(), -87.33654f);
   return MakePack<N>(

@@ -23,10 +23,10 @@ void CheckGrid(const char* op, const Dims& shape, std::int64_t offset) {
 
 void CheckAngles(const char* op, const char* name, std::int64_t angles, const Dims& shape,
                  std::int64_t d) {
-  // Without overflow: angles·rank < d.
-  if (angles < (d + shape.rank() - 1) / shape.rank()) {
-    Fail(op, name, " has ", angles, " angles a head and axis; ", d, " features on ", shape.rank(),
-         " axes need ", (d + shape.rank() - 1) / shape.rank());
+  const std::int64_t needed = d / shape.rank() + (d % shape.rank() != 0 ? 1 : 0);
+  if (angles < needed) {
+    Fail(op, name, " has ", angles, " angles a head; x has ", d, " features on ", shape.rank(),
+         shape.rank() == 1 ? " axis" : " axes", " (expected at least ", needed, ")");
   }
 }
 
