@@ -28,6 +28,8 @@ SETTLED_FAULTS = 256
 MAX_WARMUP_ROUNDS = 12
 # Freed chunks that do not fit the next request; the estimates count live tensors only.
 FRAGMENTATION = 1.25
+# What the first run of a memory cell may take besides the pass itself.
+COMPILE_SECONDS = 5.0
 GIB = 2**30
 
 
@@ -137,15 +139,25 @@ def limits() -> dict[str, float]:
 
 
 def _warm_up(
-    columns: list[Timed], kept: bool, budget: float, starting: Callable[[Column], None]
+    columns: list[Timed],
+    kept: bool,
+    budget: float,
+    starting: Callable[[Column], None],
+    emit: Callable[[Column, Cell], None],
 ) -> dict[str, float]:
-    """At least two rounds, and in kept mode until memory is reused; seconds by column."""
+    """At least two rounds, and in kept mode until memory is reused; seconds by column.
+
+    Columns that turn out to be over the budget are emitted and removed.
+    """
     seconds: dict[str, float] = {}
     began = time.perf_counter()
     for turn in range(MAX_WARMUP_ROUNDS):
-        for timed in columns:
+        for timed in list(columns):
             starting(timed.column)
             seconds[timed.column.name] = timed.sample()
+            if over := over_time(timed.wall * (MIN_ROUNDS + 1), budget):
+                emit(timed.column, over)
+                columns.remove(timed)
         settled = not kept or all(t.faults_per_call < SETTLED_FAULTS for t in columns)
         late = time.perf_counter() - began > budget * len(columns) / 3
         if turn > 0 and (settled or late):
@@ -208,7 +220,7 @@ def _speed_row(
     inputs = operator.inputs(case)
     admitted = _admit(operator, case, columns, inputs, job, expected, starting, emit_cell)
     budget = job["cell_seconds"]
-    seconds = _warm_up(admitted, kept, budget, starting)
+    seconds = _warm_up(admitted, kept, budget, starting, emit_cell)
     for timed in admitted:
         timed.plan(seconds[timed.column.name], job["rounds"], budget / 2)
     gc.collect()
@@ -245,7 +257,8 @@ def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case
         seconds = _speed_row(operator, case_at(row["n"]), columns, job, expected, emit)
         gc.collect()
         if following:
-            growth = following["n"] / row["n"]
+            moved = [operator.cost(case_at(r["n"])).moved for r in (row, following)]
+            growth = moved[1] / moved[0]
             expected = {name: growth * t for name, t in {**expected, **seconds}.items()}
 
 
@@ -284,16 +297,23 @@ def _peak(operator: Operator, case: Case, column: Column) -> Cell:
 def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
     """Rows of one column of a memory table, sizes ascending."""
     by_name = {c.name: c for c in operator.columns}
+    per_byte = 0.0
     for row in job["rows"]:
         case = case_at(row["n"])
         column = by_name[row["columns"][0]]
         reset_compiler([column])
         _release()
         emit({"event": "start", "n": case.n, "column": column.name})
+        began = time.perf_counter()
+        moved = operator.cost(case).moved
         cell = over_memory(operator.peak_bytes(case, column), memory_available())
+        cell = cell or over_time(per_byte * moved, job["cell_seconds"])
         if cell is None:
             try:
                 cell = _peak(operator, case, column)
             except Exception as error:  # shown in the cell; the other sizes go on
                 cell = failure(error)
+            # Compiling is in it, so only a size that took longer than that foretells the next.
+            seconds = time.perf_counter() - began
+            per_byte = (seconds - COMPILE_SECONDS) / moved
         emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})

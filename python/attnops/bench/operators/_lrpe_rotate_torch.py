@@ -23,6 +23,7 @@ import torch.nn.functional as F
 import attnops
 from attnops.bench import reference
 from attnops.bench.operators.lrpe_rotate import DIM, HEADS, shape
+from attnops.bench.random_inputs import normal
 from attnops.bench.tables import SEED, Case, Checker, Column, Inputs
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -32,14 +33,13 @@ Tables = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def inputs(case: Case) -> Inputs:
-    """x and d_out normal random, drawn in the type itself so that no wider copy is ever made."""
     generator = torch.Generator().manual_seed(SEED)
     dtype = DTYPES[case.dtype]
-    x = torch.randn(shape(case), generator=generator, dtype=dtype)
+    x = normal(shape(case), dtype, generator)
     theta = (10000.0 ** (-torch.arange(HALF, dtype=torch.float32) / HALF)).repeat(HEADS, 1)
     if case.direction == "fwd":
         return Inputs((x, theta), (), None)
-    d_out = torch.randn(shape(case), generator=generator, dtype=dtype)
+    d_out = normal(shape(case), dtype, generator)
     x.requires_grad_()
     return Inputs((x, theta), (x,), d_out)
 
