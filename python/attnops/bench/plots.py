@@ -6,6 +6,7 @@ import io
 import math
 import re
 from collections.abc import Iterable
+from textwrap import fill
 
 import matplotlib as mpl
 import pandas as pd
@@ -56,6 +57,8 @@ DARK = {
     "peer7": "#cf9f88",
 }
 MARKERS = "sD^vPX<>"
+# Letters that fit above a plot of a grid.
+TITLE_WIDTH = 56
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "attnops",
@@ -240,3 +243,34 @@ def overview_plot(summary: pd.DataFrame, there: str) -> str:
         axes.set_ylim(-0.6, len(lines) - 0.4)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2)
         return to_svg(figure)
+
+
+def grid_plot(tables: dict[str, view.Data]) -> str:
+    """Small plots of several tables of one kind, forward beside backward, as a picture file."""
+    columns = {
+        direction: [id_ for id_, data in tables.items() if data["direction"] == direction]
+        for direction in ("fwd", "bwd")
+    }
+    columns = {direction: ids for direction, ids in columns.items() if ids}
+    if len(columns) == 1:  # forward only: two beside each other all the same
+        (ids,) = columns.values()
+        columns = {"even": ids[::2], "odd": ids[1::2]}
+    rows = max(len(ids) for ids in columns.values())
+    with mpl.rc_context({**STYLE, "font.size": 8}):
+        figure = Figure(figsize=(8.4, 0.5 + 2.3 * rows), layout="constrained")
+        figure.patch.set_alpha(0)
+        grid = figure.subplots(rows, len(columns), squeeze=False)
+        labels: dict[str, object] = {}
+        for column, ids in enumerate(columns.values()):
+            for row in range(rows):
+                axes = grid[row][column]
+                axes.set_facecolor("none")
+                if row >= len(ids):
+                    axes.set_axis_off()
+                    continue
+                draw_table(axes, tables[ids[row]], legend=False)
+                axes.set_title(fill(view.short_title(ids[row]), TITLE_WIDTH), loc="left")
+                handles, names = axes.get_legend_handles_labels()
+                labels |= dict(zip(names, handles, strict=True))
+        figure.legend(labels.values(), labels.keys(), loc="outside upper left", ncols=8)
+        return to_svg(figure, standalone=True)

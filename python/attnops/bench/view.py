@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,11 @@ MAIN_MODE = {"speed": "kept", "memory": "memory"}
 FASTER = {"speed": "faster than the best peer by", "memory": "smaller than the best peer by"}
 SHARE = "share of the limit"
 Data = dict[str, Any]
+
+
+def short_title(id_: str) -> str:
+    """The part of an id that tells the tables of one operator and kind apart."""
+    return re.sub(r"^\w+?-(speed|memory)-|-head\d+(-dim\d+)+(-rank\d+)?", "", id_)
 
 
 def mode(data: Data) -> str:
