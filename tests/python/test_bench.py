@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import attnops
-from attnops.bench import cli, measure, worker
+from attnops.bench import cli, measure, processes, random_inputs, worker
 from attnops.bench.operators.lrpe_rotate import OPERATOR
 from attnops.bench.reference import tolerance
 from attnops.bench.results import Results
 from attnops.bench.runner import Runner, Settings
-from attnops.bench.tables import DTYPES, Case, all_tables
+from attnops.bench.tables import DTYPES, Case, Cost, all_tables
 
 PUBLISHED = [
     "lrpe_rotate-speed-fwd-batch12-head12-dim128-act_none-bf16",
@@ -151,6 +151,58 @@ def test_memory_budget_is_shown_with_the_estimate(monkeypatch):
     assert cells["to"] == {"budget": "~0 GB > 0 GB"}
     assert measure.over_memory(31 * 2**30, 22 * 2**30) == {"budget": "~31 GB > 22 GB"}
     assert measure.over_time(45.0, 20.0) == {"budget": "~45 s > 20 s"}
+
+
+def test_time_budget_holds_for_the_first_size_too():
+    cells = cells_of(speed_job(["attnops", "to"], cell_seconds=1e-9))
+    assert all(cell == {"budget": "~0 s > 0 s"} for cell in cells.values())
+    assert len(cells) == 2
+
+
+def test_the_next_size_is_foretold_by_what_it_moves(monkeypatch):
+    """In two dimensions the double size takes four times as long."""
+    seen = []
+
+    def row(operator, case, columns, job, expected, emit):
+        seen.append(expected)
+        return {"to": 1.0}
+
+    monkeypatch.setattr(measure, "_speed_row", row)
+    monkeypatch.setattr(
+        type(OPERATOR), "cost", lambda self, case: Cost(moved=case.n**2, flops=1, held=1)
+    )
+    job = speed_job(["to"])
+    worker.run({**job, "rows": [{"n": n, "columns": ["to"]} for n in (4, 8)]}, lambda event: None)
+    assert seen == [{}, {"to": 4.0}]
+
+
+def test_memory_cells_have_a_time_budget(monkeypatch):
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(measure, "_peak", lambda operator, case, column: {"value": 1.0})
+    job = {**speed_job(["to"]), "kind": "memory", "mode": "memory", "cell_seconds": 150.0}
+    events: list[dict] = []
+    job["rows"] = [{"n": n, "columns": ["to"]} for n in (16, 32)]
+    worker.run(job, events.append)
+    cells = [e["cell"] for e in events if e["event"] == "cell"]
+    assert cells == [{"value": 1.0}, {"budget": "~190 s > 150 s"}]
+
+
+def test_a_worker_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(processes, "patience_for", lambda job: 0.1)
+    hanging = processes.Worker("plain")
+    problem = hanging.run(speed_job(["attnops"]), lambda event: None)
+    hanging.close()
+    assert problem == "stopped: nothing heard for 0 s"
+
+
+def test_random_inputs_repeat_no_batch_or_head(monkeypatch):
+    monkeypatch.setattr(random_inputs, "PERIOD", 101)
+    generator = torch.Generator().manual_seed(1)
+    x = random_inputs.normal((4, 8, 4, 16), torch.float32, generator)
+    assert torch.equal(x.view(-1)[:101], x.view(-1)[101:202])
+    slices = {tuple(x[b, :, h].flatten().tolist()) for b in range(4) for h in range(4)}
+    assert len(slices) == 16
 
 
 def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
