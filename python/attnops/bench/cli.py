@@ -22,6 +22,8 @@ QUICK_ROUNDS, FULL_ROUNDS = 7, 9
 CELL_SECONDS = 20.0
 # A run that is resumed must be on the machine and the code it began with.
 SAME_WHEN_RESUMED = ("cpu", "commit", "attnops")
+# Arguments that belong to one call and not to the run.
+UNSAVED = ("list", "output", "report", "resume")
 
 
 class UsageError(Exception):
@@ -152,6 +154,8 @@ def _resumed(args: argparse.Namespace) -> tuple[argparse.Namespace, Results]:
         flags = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in others))
         raise UsageError(f"--resume has the settings of the run it continues; leave out {flags}")
     results = Results.load(args.resume)
+    if "threads" not in results.settings:
+        raise UsageError(f"cannot resume {args.resume}: it does not say with which settings")
     saved = {k: tuple(v) if isinstance(v, list) else v for k, v in results.settings.items()}
     now = environment.describe(saved["threads"])
     for key in SAME_WHEN_RESUMED:
@@ -160,16 +164,20 @@ def _resumed(args: argparse.Namespace) -> tuple[argparse.Namespace, Results]:
                 f"cannot resume {args.resume}: its {key} was {results.environment.get(key)},"
                 f" now it is {now[key]}"
             )
-    return argparse.Namespace(**{**vars(args), **saved}), results
+    if args.report is None:
+        args.report = Path(saved.get("report", "report"))
+    return argparse.Namespace(**{**saved, **{k: getattr(args, k) for k in UNSAVED}}), results
 
 
 def _started(args: argparse.Namespace) -> Results:
     directory = args.output or Path("results") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    saved = {k: v for k, v in vars(args).items() if k not in ("resume", "report", "output", "list")}
+    args.report = args.report or (args.output / "report" if args.output else Path("report"))
+    saved = {k: v for k, v in vars(args).items() if k not in UNSAVED}
+    saved["report"] = str(args.report.resolve())
     return Results(directory, environment.describe(args.threads), saved)
 
 
-def _writable(results: Results, report_directory: Path, args: argparse.Namespace) -> None:
+def _writable(results: Results, args: argparse.Namespace) -> None:
     """Finds out before the run what could not be written after it."""
     try:
         results.save()
@@ -180,14 +188,12 @@ def _writable(results: Results, report_directory: Path, args: argparse.Namespace
             f"cannot write results to {results.directory}: {error.strerror}"
         ) from error
     try:
-        report_directory.mkdir(parents=True, exist_ok=True)
-        probe = report_directory / f".{report.NAME}.part"
+        args.report.mkdir(parents=True, exist_ok=True)
+        probe = args.report / f".{report.NAME}.part"
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise UsageError(
-            f"cannot write a report to {report_directory}: {error.strerror}"
-        ) from error
+        raise UsageError(f"cannot write a report to {args.report}: {error.strerror}") from error
 
 
 def _measure(
@@ -245,11 +251,9 @@ def _run(argv: list[str]) -> int:
     )
     results = results or _started(args)
     results.missing = selection.missing
-    beside = args.output / "report" if args.output else Path("report")
-    report_directory = args.report or beside
-    _writable(results, report_directory, args)
+    _writable(results, args)
     done = _measure(args, settings, results, tables)
-    page = report.write(results, report_directory)
+    page = report.write(results, args.report)
     print(f"results in {results.directory}")
     print(f"report in {page.resolve()}")
     if not done:
@@ -294,3 +298,5 @@ def main(argv: list[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"attnops-bench: {where}{error.strerror or error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130

@@ -115,7 +115,7 @@ class Results:
         return view.frame(self.tables[table.id], detailed)
 
     def text(self, table: Table) -> str:
-        return view.text(self.tables[table.id])
+        return view.text(table.id, self.tables[table.id])
 
     def save(self) -> None:
         """Writes everything measured so far; a file is never seen half written."""

@@ -35,8 +35,13 @@ class Selection:
 
     def listing(self) -> list[str]:
         """A line for each table."""
-        absent = [f"{id_}  {_reason(name)}" for id_, name in self.missing.items()]
-        return [t.id for t in self.tables] + absent
+        lines = {t.id: t.id for t in self.tables}
+        lines |= {id_: f"{id_}  {_reason(name)}" for id_, name in self.missing.items()}
+        order = list(published.tables())
+        # What is not published, another type or batch, keeps its place behind.
+        return [lines[id_] for id_ in order if id_ in lines] + [
+            line for id_, line in lines.items() if id_ not in published.tables()
+        ]
 
 
 def _reason(operator: str) -> str:
@@ -44,17 +49,18 @@ def _reason(operator: str) -> str:
 
 
 def select(batch: int, dtypes: tuple[str, ...], patterns: tuple[str, ...] | None) -> Selection:
-    """Tables whose id matches one of the patterns, or all."""
+    """Tables whose id or title matches one of the patterns, or all."""
 
-    def wanted(id_: str) -> bool:
-        return patterns is None or any(fnmatchcase(id_, p) for p in patterns)
+    def wanted(table: Table | published.Published) -> bool:
+        names = {table.id, table.title}
+        return patterns is None or any(fnmatchcase(n, p) for n in names for p in patterns)
 
     known = operators()
     return Selection(
-        [t for t in all_tables(batch, dtypes) if wanted(t.id)],
+        [t for t in all_tables(batch, dtypes) if wanted(t)],
         {
             p.id: p.operator
             for p in published.tables().values()
-            if p.operator not in known and wanted(p.id)
+            if p.operator not in known and wanted(p)
         },
     )

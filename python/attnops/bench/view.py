@@ -108,11 +108,11 @@ def frame(data: Data, detailed: bool = False) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def text(data: Data) -> str:
-    """The table as printed: its title, the rows, and a line for each error."""
+def text(id_: str, data: Data) -> str:
+    """The table as printed: its id, the rows, and a line for each error."""
     shown_frame = frame(data)
     body = "no rows" if shown_frame.empty else shown_frame.to_string()
-    return "\n".join([f"{data['title']}:", body, *errors(data), ""])
+    return "\n".join([f"{id_}:", body, *errors(data), ""])
 
 
 def ratios(id_: str, data: Data) -> pd.DataFrame:
