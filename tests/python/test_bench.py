@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 
 import pandas as pd
 import pytest
@@ -194,6 +195,26 @@ def test_a_worker_that_hangs_is_ended(monkeypatch):
     problem = hanging.run(speed_job(["attnops"]), lambda event: None)
     hanging.close()
     assert problem == "stopped: nothing heard for 0 s"
+
+
+def test_an_interrupted_worker_leaves_no_watch():
+    before = threading.active_count()
+    interrupted = processes.Worker("plain")
+
+    class Stdout:
+        def readline(self):
+            raise KeyboardInterrupt
+
+    real, interrupted._process.stdout = interrupted._process.stdout, Stdout()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run(speed_job(["attnops"]), lambda event: None)
+    interrupted._process.stdout = real
+    interrupted.kill()
+    interrupted.close()
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(5)
+    assert threading.active_count() == before
 
 
 def test_random_inputs_repeat_no_batch_or_head(monkeypatch):

@@ -22,6 +22,9 @@ Cell = dict[str, Any]
 
 MIN_SAMPLE_SECONDS = 0.02
 MIN_ROUNDS = 3
+# Of a cell's seconds: for the timed rounds and those before, unless the fewest take longer. A full
+# run has some thousand cells, most of them far from their limit.
+TIMED_SHARE, WARMUP_SHARE = 0.2, 0.15
 # In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
 SETTLED_FAULTS = 256
@@ -159,7 +162,7 @@ def _warm_up(
                 emit(timed.column, over)
                 columns.remove(timed)
         settled = not kept or all(t.faults_per_call < SETTLED_FAULTS for t in columns)
-        late = time.perf_counter() - began > budget * len(columns) / 3
+        late = time.perf_counter() - began > WARMUP_SHARE * budget * len(columns)
         if turn > 0 and (settled or late):
             break
     return seconds
@@ -222,7 +225,7 @@ def _speed_row(
     budget = job["cell_seconds"]
     seconds = _warm_up(admitted, kept, budget, starting, emit_cell)
     for timed in admitted:
-        timed.plan(seconds[timed.column.name], job["rounds"], budget / 2)
+        timed.plan(seconds[timed.column.name], job["rounds"], TIMED_SHARE * budget)
     gc.collect()
     gc.disable()
     try:

@@ -72,9 +72,12 @@ class Worker:
             pass  # it died before; its exit code and stderr say why
         while True:
             watch = threading.Timer(patience, self._give_up, [patience])
+            watch.daemon = True
             watch.start()
-            line = self._process.stdout.readline()
-            watch.cancel()
+            try:
+                line = self._process.stdout.readline()
+            finally:
+                watch.cancel()  # Ctrl-C must not leave it to wait for
             if not line:
                 return self._reason(self._process.wait())
             event = json.loads(line)

@@ -101,7 +101,7 @@ def _summary_html(summary: pd.DataFrame) -> Markup:
             ],
             f"fused against torch on the {there}": summary["there"].map(times),
             "share of the machine's limit": summary["share"].map(percent),
-            "memory of the best peer": summary["memory"].map(times),
+            "smaller than the leanest peer by": summary["memory"].map(times),
             f"the same on the {there} ": summary["memory there"].map(times),
         }
     )
