@@ -24,7 +24,7 @@ MIN_SAMPLE_SECONDS = 0.02
 MIN_ROUNDS = 3
 # Of a cell's seconds: for the timed rounds and those before, unless the fewest take longer. A full
 # run has some thousand cells, most of them far from their limit.
-TIMED_SHARE, WARMUP_SHARE = 0.2, 0.15
+TIMED_SHARE, WARMUP_SHARE = 0.05, 0.05
 # In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
 SETTLED_FAULTS = 256
@@ -155,16 +155,17 @@ def _warm_up(
     seconds: dict[str, float] = {}
     began = time.perf_counter()
     for turn in range(MAX_WARMUP_ROUNDS):
-        for timed in list(columns):
+        for timed in columns:
             starting(timed.column)
             seconds[timed.column.name] = timed.sample()
-            if over := over_time(timed.wall * (MIN_ROUNDS + 1), budget):
-                emit(timed.column, over)
-                columns.remove(timed)
         settled = not kept or all(t.faults_per_call < SETTLED_FAULTS for t in columns)
         late = time.perf_counter() - began > WARMUP_SHARE * budget * len(columns)
         if turn > 0 and (settled or late):
             break
+    for timed in list(columns):
+        if over := over_time(timed.wall * MIN_ROUNDS, budget):
+            emit(timed.column, over)
+            columns.remove(timed)
     return seconds
 
 

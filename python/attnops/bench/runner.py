@@ -15,9 +15,11 @@ from attnops.bench.results import Results
 from attnops.bench.tables import Case, Column, Table, operators
 
 # Tables whose estimates stay below this share a process per mode, which saves importing torch and
-# its compiler anew, and their memory jobs run side by side, since those are not timed. Above it a
-# process ends with its table, so that the memory it keeps does not crowd the next.
+# its compiler anew. Above it a process ends with its table, so that the memory it keeps does not
+# crowd the next.
 SMALL_BYTES = 2 << 30
+# Columns of a memory table at once, if the machine's memory allows: they are not timed.
+MOST_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,12 @@ class Runner:
             if not self._results.has(table, n, names, mode)
         ]
 
-    def _small(self, table: Table, sizes: list[int]) -> bool:
+    def _peak(self, table: Table, sizes: list[int]) -> int:
+        """The estimate of the column that takes the most memory."""
         operator = operators()[table.operator]
         largest = Case.of(table, max(sizes), self._settings.threads)
         columns = columns_of(table, self._settings.peers)
-        return all(operator.peak_bytes(largest, c) < SMALL_BYTES for c in columns)
+        return max(operator.peak_bytes(largest, c) for c in columns)
 
     def _job(self, table: Table, mode: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -139,12 +142,14 @@ class Runner:
         mode: str,
         rows: list[dict[str, Any]],
         on_cell: Callable[[int, str], None] = lambda n, column: None,
+        at_once: int = 1,
     ) -> None:
         """Runs rows in one worker. When it dies, the column at fault gets the error, and a new
         worker goes on with what is left."""
         if not rows:
             return
-        keep = table.kind == "speed" and self._small(table, [r["n"] for r in rows])
+        small = self._peak(table, [r["n"] for r in rows]) < SMALL_BYTES
+        keep = table.kind == "speed" and small
         left = [(row["n"], column) for row in rows for column in row["columns"]]
         started: list[tuple[int, str]] = []
 
@@ -170,7 +175,9 @@ class Runner:
                 {"n": n, "columns": [column for _, column in group]}
                 for n, group in groupby(left, key=itemgetter(0))
             ]
-            problem = self._workers.run(self._job(table, mode, rows), on_event, keep=keep)
+            job = self._job(table, mode, rows)
+            job["cell_seconds"] *= at_once  # they share the processors
+            problem = self._workers.run(job, on_event, keep=keep)
             if problem is None or problem == STOPPED:
                 return
             # Nothing started: the worker itself cannot run, and would not for the other cells.
@@ -201,11 +208,13 @@ class Runner:
         self._results.save()
 
     def _memory(self, table: Table, sizes: list[int], columns: list[Column]) -> None:
-        at_once = min(4, os.cpu_count() or 1) if self._small(table, sizes) else 1
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        fitting = free // (2 * self._peak(table, sizes))  # the estimates are rough
+        at_once = max(1, min(MOST_AT_ONCE, os.cpu_count() or 1, fitting))
 
         def measure(column: Column) -> float:
             rows = self._missing(table, sizes, [column], "memory")
-            self._run_rows(table, "memory", rows)
+            self._run_rows(table, "memory", rows, at_once=at_once)
             return sum(weight(table, row["n"], column) for row in rows)
 
         with ThreadPoolExecutor(at_once) as pool:
