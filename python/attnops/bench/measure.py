@@ -184,7 +184,8 @@ def _admit(
     admitted = []
     for column in columns:
         needed = operator.peak_bytes(case, column) * FRAGMENTATION
-        seconds = expected.get(column.name, 0.0) * (MIN_ROUNDS + 2)
+        # The check, two rounds before the timed ones, and the fewest of those.
+        seconds = expected.get(column.name, 0.0) * (MIN_ROUNDS + 3)
         over = over_memory(needed, job["memory"]) or over_time(seconds, job["cell_seconds"])
         if over:
             emit(column, over)
@@ -211,7 +212,7 @@ def _speed_row(
     expected: dict[str, float],
     emit: Emit,
 ) -> dict[str, float]:
-    """Measures a row; returns seconds per call by column, to predict the next size."""
+    """Measures a row; returns seconds per round by column, to predict the next size."""
 
     def emit_cell(column: Column, cell: Cell) -> None:
         emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})
@@ -243,7 +244,7 @@ def _speed_row(
         after = limits()
         best = {name: max(before[name], after[name]) for name in before}
         emit({"event": "limits", "n": case.n, "limits": best})
-    return {t.column.name: float(np.median(t.samples)) for t in admitted}
+    return {t.column.name: t.wall - (t.repeats - 1) * float(np.median(t.samples)) for t in admitted}
 
 
 def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):

@@ -176,7 +176,7 @@ def draw_table(axes: Axes, data: view.Data, legend: bool = True) -> None:
         _log_axis(axes, "y", _nice(low, high))
     axes.set_ylabel(data["unit"])
     if legend and high:
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=4, columnspacing=1.4)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=4, columnspacing=1.2)
 
 
 def draw_ratios(axes: Axes, ratios: pd.DataFrame, size_name: str, there: str) -> None:
@@ -194,7 +194,7 @@ def draw_ratios(axes: Axes, ratios: pd.DataFrame, size_name: str, there: str) ->
     _log_axis(axes, "y", _nice(min(values), max(values)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{short(v)}×"))
     axes.set_ylim(min(values) / 1.25, max(values) * 1.25)
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, columnspacing=1.4)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, columnspacing=1.2)
 
 
 def _figure(width: float, height: float, left: float = 0.7) -> tuple[Figure, Axes]:
@@ -208,14 +208,14 @@ def _figure(width: float, height: float, left: float = 0.7) -> tuple[Figure, Axe
 
 def table_plot(data: view.Data) -> str:
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(5.6, 3.3)
+        figure, axes = _figure(5.0, 3.1)
         draw_table(axes, data)
         return to_svg(figure)
 
 
 def ratio_plot(ratios: pd.DataFrame, size_name: str, there: str) -> str:
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(4.0, 3.3)
+        figure, axes = _figure(3.6, 3.1)
         draw_ratios(axes, ratios, size_name, there)
         return to_svg(figure)
 
@@ -224,7 +224,7 @@ def overview_plot(summary: pd.DataFrame, there: str) -> str:
     """A line for each operator and pass: the range of `faster`, its mean, and that of there."""
     lines = summary.dropna(subset=["faster"]).iloc[::-1]
     with mpl.rc_context({**STYLE, "axes.grid": False}):
-        figure, axes = _figure(5.8, 1.2 + 0.3 * len(lines), left=1.75)
+        figure, axes = _figure(5.2, 1.2 + 0.3 * len(lines), left=1.75)
         y = range(len(lines))
         own, other = VARIABLES["own"], VARIABLES["there"]
         axes.hlines(y, lines["least"], lines["most"], color=own, alpha=0.3, linewidth=6)
