@@ -16,6 +16,8 @@ TORCH := torch==2.13.0
 # Exact: the formatter's output changes between versions.
 RUFF := ruff==0.17.4
 BUILD_DEBS := g++ cmake ninja-build libhwy-dev libgtest-dev libbenchmark-dev
+# A browser, for the test of the report.
+TEST_DEBS := chromium
 # clang looks for omp.h in its own package.
 LINT_DEBS := clang-format clang-tidy libomp-dev
 
@@ -88,7 +90,7 @@ test-tsan: debs | $(REPORTS) ## several threads calling at once, under the threa
 	  --gtest_brief=1 --gtest_output=xml:$(REPORTS)/$@.xml
 
 .PHONY: test-python
-test-python: build | $(REPORTS) ## the Python tests, the documentation's programs and the layering test
+test-python: build test-debs | $(REPORTS) ## the Python tests, the documentation's programs and the layering test
 	@$(VENV_PYTHON) -m pytest tests/python --junitxml=$(REPORTS)/$@.xml
 
 .PHONY: sanitize-tsan
@@ -109,6 +111,10 @@ build/release/build.ninja: | debs
 .PHONY: debs
 debs:
 	@scripts/setup.sh debs $(BUILD_DEBS)
+
+.PHONY: test-debs
+test-debs:
+	@scripts/setup.sh debs $(BUILD_DEBS) $(TEST_DEBS)
 
 .PHONY: lint-debs
 lint-debs:

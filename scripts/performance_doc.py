@@ -1,107 +1,132 @@
-"""Writes the tables of docs/performance.md and README.md from results of attnops-bench.
+"""Writes the figures of docs/performance.md and README.md from results of attnops-bench.
 
     python scripts/performance_doc.py RESULTS_DIRECTORY...
 
-Text between the marks `<!-- tables -->` and `<!-- end -->` is replaced. The README shows the
-rows of n = 2048 of the first directory.
+Text between the marks `<!-- tables -->` and `<!-- end -->` is replaced: in docs/performance.md by
+the tables of all directories with their plots (docs/images/), in README.md by a summary of the
+first directory.
 """
 
-import json
+import math
 import re
 import sys
 from pathlib import Path
 
+import pandas as pd
+
+from attnops.bench import plots, published, view
+from attnops.bench.report import number, percent, times
+from attnops.bench.results import Results
+
 ROOT = Path(__file__).resolve().parent.parent
-README_SIZE = "2048"
+README_TEXT = """\
+Against the best of the PyTorch forms (eager and compiled, in the tensors' type and upcast to
+float32), which run with memory kept by malloc; over all tables and sizes of the run, means
+geometric. The limit is the time that the machine's copy bandwidth or its multiply-adds allow.
+Memory is that of the leanest PyTorch form over that of attnops, inputs included. The last column
+is the first, fused against PyTorch, in the published figures of a GPU."""
 
 
-def value(row: dict, column: str, mode: str) -> float | None:
-    """A cell's figure, or None where it has an error or was over its budget."""
-    return row["cells"].get(column, {}).get(mode, {}).get("value")
+def markdown(frame: pd.DataFrame) -> str:
+    """A table, figures to the right."""
+    align = ["left" if name in ("table", "operator", "pass") else "right" for name in frame]
+    return frame.to_markdown(index=False, disable_numparse=True, colalign=align)
 
 
-def best_peer(table: dict, row: dict, mode: str) -> tuple[str, float] | None:
-    """The name and figure of the peer with the smallest figure."""
-    peers = [c for c, role in table["columns"].items() if role == "peer"]
-    found = [(value(row, c, mode), c) for c in peers if value(row, c, mode) is not None]
-    return (min(found)[1], min(found)[0]) if found else None
+def speed_row(id_: str, data: view.Data, n: int) -> dict[str, str]:
+    """What the tables of the page say of one size."""
+    ours = view.value(data, n, view.own(data))
+    best = view.best_peer(data, n)
+    there = published.tables().get(id_)
+    row = {
+        "attnops, ms": number(ours),
+        "best peer, ms": f"{number(view.value(data, n, best))} ({best})" if best else "",
+        "faster by": times(view.faster(data, n)),
+    }
+    for extra in (c for c, role in data["columns"].items() if role == "extra"):
+        row[f"than {extra} by"] = times(view.value(data, n, extra) / ours)
+    row["share of the limit"] = percent(view.share(data, n))
+    row["plain / kept"] = times(view.value(data, n, view.own(data), "plain") / ours)
+    row[f"{published.machine()}, fused by"] = times((there and there.advantage(n)) or math.nan)
+    return row
 
 
-def speed_cells(table: dict, row: dict) -> list[str]:
-    """ms, best peer, faster by, faster than the peer with free angles by, share, plain/kept."""
-    ours = value(row, "attnops", "kept")
-    peer = best_peer(table, row, "kept")
-    free = value(row, "toc_free", "kept")
-    plain = value(row, "attnops", "plain")
-    return [
-        f"{ours:.2f}",
-        f"{peer[1]:.2f} ({peer[0]})" if peer else "",
-        f"{peer[1] / ours:.2f}×" if peer else "",
-        f"{free / ours:.2f}×" if free else "",
-        f"{row['limit']['value'] / ours:.2f}",
-        f"{plain / ours:.2f}" if plain else "",
-    ]
+def memory_row(id_: str, data: view.Data, n: int) -> dict[str, str]:
+    """The same for memory."""
+    best = view.best_peer(data, n)
+    limit = data["rows"][n]["limit"]
+    return {
+        "attnops, MB": number(view.value(data, n, view.own(data))),
+        "inputs and outputs": number(limit["value"]) if limit else "",
+        "best peer, MB": f"{number(view.value(data, n, best))} ({best})" if best else "",
+        "smaller by": times(view.faster(data, n)),
+    }
 
 
-def memory_cells(table: dict, row: dict) -> list[str]:
-    """MB, inputs and output alone, best peer."""
-    peer = best_peer(table, row, "memory")
-    return [
-        f"{value(row, 'attnops', 'memory'):.0f}",
-        f"{row['limit']['value']:.0f}",
-        f"{peer[1]:.0f} ({peer[0]})" if peer else "",
-    ]
+ROWS = {"speed": speed_row, "memory": memory_row}
+HEADINGS = {"speed": "Time", "memory": "Memory"}
 
 
-HEADS = {
-    "speed": [
-        "table",
-        "n",
-        "attnops, ms",
-        "best peer, ms",
-        "faster by",
-        "than with free angles",
-        "share of the limit",
-        "plain / kept",
-    ],
-    "memory": ["table", "n", "attnops, MB", "inputs and output", "best peer, MB"],
-}
-CELLS = {"speed": speed_cells, "memory": memory_cells}
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def short(title: str) -> str:
-    """The part of a title that tells the tables of one operator apart."""
-    return re.sub(r"-(speed|memory)|-head12-dim128", "", title)
-
-
-def section(document: dict, kind: str, only: str | None = None) -> str:
-    """All rows of one kind, or those of one size."""
+def section(tables: dict[str, view.Data], kind: str) -> str:
+    """All rows of one kind with a figure of attnops."""
     rows = [
-        [short(table["title"]), n, *CELLS[kind](table, row)]
-        for table in document["tables"].values()
-        if table["kind"] == kind
-        for n, row in table["rows"].items()
-        if only in (None, n) and value(row, "attnops", "kept" if kind == "speed" else kind)
+        {"table": view.short_title(id_), data["size_name"]: str(n), **ROWS[kind](id_, data, n)}
+        for id_, data in tables.items()
+        for n in sorted(data["rows"])
+        if not math.isnan(view.value(data, n, view.own(data)))
     ]
-    return markdown(HEADS[kind], rows) if rows else ""
+    return markdown(pd.DataFrame(rows).fillna("")) if rows else ""
 
 
-def machine(document: dict) -> str:
+def operator_part(results: Results, name: str, images: Path, suffix: str) -> list[str]:
+    """Plots and folded tables of one operator."""
+    parts = [f"### {name}{suffix}"]
+    for kind, heading in HEADINGS.items():
+        tables = {
+            id_: data
+            for id_, data in results.tables.items()
+            if data["operator"] == name and data["kind"] == kind
+        }
+        body = section(tables, kind)
+        if not body:
+            continue
+        file = "-".join(re.findall(r"\w+", f"{name} {kind} {suffix}")) + ".svg"
+        images.mkdir(parents=True, exist_ok=True)
+        (images / file).write_text(plots.grid_plot(tables))
+        parts.append(f"![{heading} of {name} against the size]({images.name}/{file})")
+        parts.append(f"<details><summary>{heading}, all rows</summary>\n\n{body}\n\n</details>")
+    return parts if len(parts) > 1 else []
+
+
+def machine(results: Results) -> str:
     """Where and when it was measured."""
-    e = document["environment"]
+    e = results.environment
     parts = [e["cpu"], f"{e['threads']} threads"]
     if "target" in e:
         parts.append(f"SIMD target {e['target']}")
     if "limits" in e:  # a run of memory tables alone has none
         parts.append(f"copy bandwidth {e['limits']['bandwidth'] / 1e9:.1f} GB/s")
         parts.append(f"FMA peak {e['limits']['fma'] / 1e9:.0f} GFLOP/s")
+    if "torch" in e:
+        parts.append(f"PyTorch {e['torch']}")
     return ", ".join([*parts, e["date"][:10]])
+
+
+def summary(results: Results) -> str:
+    """A line for each operator and pass."""
+    found = view.summary(results.tables)
+    frame = pd.DataFrame(
+        {
+            "operator": [f"`{name}`" for name in found["operator"]],
+            "pass": found["pass"],
+            "faster by": found["faster"].map(times),
+            "least to most": found["least"].map(times) + " to " + found["most"].map(times),
+            "share of the limit": found["share"].map(percent),
+            "memory": found["memory"].map(times),
+            published.machine(): found["there"].map(times),
+        }
+    )
+    return markdown(frame)
 
 
 def replace(path: Path, text: str) -> None:
@@ -111,15 +136,19 @@ def replace(path: Path, text: str) -> None:
     path.write_text(f"{before}<!-- tables -->\n{text}\n<!-- end -->{after}")
 
 
-def main(directories: list[str]) -> None:
+def main(directories: list[str], root: Path = ROOT) -> None:
     """See the module's docstring."""
-    documents = [json.loads((Path(d) / "results.json").read_text()) for d in directories]
+    runs = [Results.load(Path(d)) for d in directories]
     parts = []
-    for document in documents:
-        parts += [machine(document) + ":", section(document, "speed"), section(document, "memory")]
-    replace(ROOT / "docs" / "performance.md", "\n\n".join(p for p in parts if p))
-    first = documents[0]
-    replace(ROOT / "README.md", f"{section(first, 'speed', README_SIZE)}\n\n{machine(first)}.")
+    for run in runs:
+        types = ", ".join(dict.fromkeys(data["dtype"] for data in run.tables.values()))
+        suffix = "" if run is runs[0] else f", {types} ({runs.index(run) + 1})"
+        parts.append(f"{machine(run)}:")
+        for name in dict.fromkeys(data["operator"] for data in run.tables.values()):
+            parts += operator_part(run, name, root / "docs" / "images", suffix)
+    replace(root / "docs" / "performance.md", "\n\n".join(parts))
+    first = runs[0]
+    replace(root / "README.md", f"{README_TEXT}\n\n{summary(first)}\n\n{machine(first)}.")
 
 
 if __name__ == "__main__":

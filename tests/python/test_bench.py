@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 
 import pandas as pd
 import pytest
 import torch
 
 import attnops
-from attnops.bench import cli, measure, worker
+from attnops.bench import cli, measure, processes, random_inputs, worker
 from attnops.bench.operators.lrpe_rotate import OPERATOR
 from attnops.bench.reference import tolerance
 from attnops.bench.results import Results
 from attnops.bench.runner import Runner, Settings
-from attnops.bench.tables import DTYPES, Case, all_tables
+from attnops.bench.tables import DTYPES, Case, Cost, all_tables
 
 PUBLISHED = [
     "lrpe_rotate-speed-fwd-batch12-head12-dim128-act_none-bf16",
@@ -64,14 +65,6 @@ def cells_of(job) -> dict[str, dict]:
     events: list[dict] = []
     worker.run(job, events.append)
     return {e["column"]: e["cell"] for e in events if e["event"] == "cell"}
-
-
-def one_line(capsys) -> str:
-    captured = capsys.readouterr()
-    lines = captured.err.splitlines()
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("attnops-bench: ")
-    return lines[0]
 
 
 def test_titles_are_the_published_ones():
@@ -161,6 +154,78 @@ def test_memory_budget_is_shown_with_the_estimate(monkeypatch):
     assert measure.over_time(45.0, 20.0) == {"budget": "~45 s > 20 s"}
 
 
+def test_time_budget_holds_for_the_first_size_too():
+    cells = cells_of(speed_job(["attnops", "to"], cell_seconds=1e-9))
+    assert all(cell == {"budget": "~0 s > 0 s"} for cell in cells.values())
+    assert len(cells) == 2
+
+
+def test_the_next_size_is_foretold_by_what_it_moves(monkeypatch):
+    """In two dimensions the double size takes four times as long."""
+    seen = []
+
+    def row(operator, case, columns, job, expected, emit):
+        seen.append(expected)
+        return {"to": 1.0}
+
+    monkeypatch.setattr(measure, "_speed_row", row)
+    monkeypatch.setattr(
+        type(OPERATOR), "cost", lambda self, case: Cost(moved=case.n**2, flops=1, held=1)
+    )
+    job = speed_job(["to"])
+    worker.run({**job, "rows": [{"n": n, "columns": ["to"]} for n in (4, 8)]}, lambda event: None)
+    assert seen == [{}, {"to": 4.0}]
+
+
+def test_memory_cells_have_a_time_budget(monkeypatch):
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(measure, "_peak", lambda operator, case, column: {"value": 1.0})
+    job = {**speed_job(["to"]), "kind": "memory", "mode": "memory", "cell_seconds": 150.0}
+    events: list[dict] = []
+    job["rows"] = [{"n": n, "columns": ["to"]} for n in (16, 32)]
+    worker.run(job, events.append)
+    cells = [e["cell"] for e in events if e["event"] == "cell"]
+    assert cells == [{"value": 1.0}, {"budget": "~190 s > 150 s"}]
+
+
+def test_a_worker_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(processes, "patience_for", lambda job: 0.1)
+    hanging = processes.Worker("plain")
+    problem = hanging.run(speed_job(["attnops"]), lambda event: None)
+    hanging.close()
+    assert problem == "stopped: nothing heard for 0 s"
+
+
+def test_an_interrupted_worker_leaves_no_watch():
+    before = threading.active_count()
+    interrupted = processes.Worker("plain")
+
+    class Stdout:
+        def readline(self):
+            raise KeyboardInterrupt
+
+    real, interrupted._process.stdout = interrupted._process.stdout, Stdout()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run(speed_job(["attnops"]), lambda event: None)
+    interrupted._process.stdout = real
+    interrupted.kill()
+    interrupted.close()
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(5)
+    assert threading.active_count() == before
+
+
+def test_random_inputs_repeat_no_batch_or_head(monkeypatch):
+    monkeypatch.setattr(random_inputs, "PERIOD", 101)
+    generator = torch.Generator().manual_seed(1)
+    x = random_inputs.normal((4, 8, 4, 16), torch.float32, generator)
+    assert torch.equal(x.view(-1)[:101], x.view(-1)[101:202])
+    slices = {tuple(x[b, :, h].flatten().tolist()) for b in range(4) for h in range(4)}
+    assert len(slices) == 16
+
+
 def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
     results = Results(tmp_path, {})
     table = all_tables()[0]
@@ -233,50 +298,17 @@ def test_end_to_end(tmp_path, capsys):
     ]
     printed = capsys.readouterr().out
     assert all(f"{title}:" in printed for title in titles)
+    page = output / "report" / "index.html"
+    assert printed.splitlines()[-1] == f"report in {page}"
+    assert all(title in page.read_text() for title in titles)
     document = json.loads((output / "results.json").read_text())
     assert list(document["tables"]) == titles
     for key in ("cpu", "target", "threads", "torch", "attnops", "python", "date", "commit"):
         assert key in document["environment"]
     assert document["environment"]["limits"]["bandwidth"] > 0
-    speed = pd.read_csv(output / f"{titles[0]}.csv")
+    speed = pd.read_csv(output / f"{titles[0]}.csv", comment="#")
     assert speed["n"].tolist() == [16.0]
     for column in ("attnops", "to", "share of the limit", "attnops plain", "best peer plain"):
         assert (speed[column] > 0).all()
-    memory = pd.read_csv(output / f"{titles[1]}.csv")
+    memory = pd.read_csv(output / f"{titles[1]}.csv", comment="#")
     assert (memory[["attnops", "to"]] > 0).all(axis=None)
-
-
-def test_list(capsys):
-    assert cli.main(["--list", "--only", "lrpe_rotate*"]) == 0
-    assert capsys.readouterr().out.split() == PUBLISHED
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--no-such-flag"], "--no-such-flag"),
-        (["--sizes", "0"], "'0'"),
-        (["--sizes", "12,x"], "'x'"),
-        (["--rounds", "-1"], "--rounds"),
-        (["--dtype", "f8"], "'f8'"),
-        (["--threads", "many"], "'many'"),
-        (["--only", "lrpe_turn*"], "'lrpe_turn*'"),
-        (["--peers", "jax"], "'jax'"),
-        (["--peers", "to", "--no-torch"], "--no-torch"),
-    ],
-)
-def test_bad_flags(arguments, part, capsys):
-    assert cli.main(arguments) == 2
-    assert part in one_line(capsys)
-
-
-def test_unwritable_output(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert cli.main(["--output", str(tmp_path / "file" / "results")]) == 2
-    assert "cannot write results" in one_line(capsys)
-
-
-def test_missing_torch(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
-    assert cli.main([]) == 2
-    assert "PyTorch is not installed" in one_line(capsys)

@@ -1,4 +1,4 @@
-"""The command attnops-bench."""
+"""The command attnops-bench: a run, `compare` of two runs, and the `report` of one."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from fnmatch import fnmatchcase
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from attnops.bench import environment
-from attnops.bench.results import Results, link_latest
-from attnops.bench.runner import Runner, Settings, columns_of, weight
-from attnops.bench.tables import DEFAULT_BATCH, DTYPES, Table, all_tables, operators
+from attnops.bench import compare, environment, report
+from attnops.bench.results import BadResults, Results, link_latest
+from attnops.bench.runner import Runner, Settings
+from attnops.bench.selection import QUICK, Selection, select
+from attnops.bench.tables import DEFAULT_BATCH, DTYPES, Table, operators
 
 QUICK_ROUNDS, FULL_ROUNDS = 7, 9
 CELL_SECONDS = 20.0
+# A run that is resumed must be on the machine and the code it began with.
+SAME_WHEN_RESUMED = ("cpu", "commit", "attnops")
+# Arguments that belong to one call and not to the run.
+UNSAVED = ("list", "output", "report", "resume")
 
 
 class UsageError(Exception):
@@ -50,14 +53,25 @@ def _dtype(text: str) -> str:
     return text
 
 
-def parser() -> Parser:
+def _percent(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1000:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a percentage")
+    return value / 100
+
+
+def run_parser() -> Parser:
     p = Parser(
         prog="attnops-bench",
         description="Times attnops next to PyTorch on this machine, and against its limits.",
+        epilog="Also: attnops-bench compare OLD NEW, attnops-bench report RESULTS (each --help).",
         allow_abbrev=False,
     )
     add = p.add_argument
-    add("--full", action="store_true", help="every published size instead of the quick set")
+    add("--full", action="store_true", help="every published table and size, not the quick set")
     add("--list", action="store_true", help="print the table ids and exit")
     add("--only", metavar="GLOB", help="only tables whose id matches, e.g. '*-speed-fwd-*'")
     add("--sizes", type=_list_of(_positive), metavar="N,...", help="these sizes instead")
@@ -69,16 +83,51 @@ def parser() -> Parser:
     add("--no-torch", action="store_true", help="attnops alone, without the PyTorch peers")
     add("--no-plain", action="store_true", help="skip the process with malloc left as it is")
     add("--output", type=Path, metavar="DIR", help="where results go (results/<time>)")
+    add("--report", type=Path, metavar="DIR", help="where the report goes (report/)")
+    add(
+        "--resume",
+        nargs="?",
+        type=Path,
+        const=Path("results/latest"),
+        metavar="DIR",
+        help="go on with an interrupted run, with its settings (results/latest)",
+    )
     return p
 
 
-def _select(args: argparse.Namespace) -> list[Table]:
-    tables = all_tables(args.batch, args.dtype)
+def compare_parser() -> Parser:
+    p = Parser(
+        prog="attnops-bench compare",
+        description="What became faster or slower beyond the noise; exit code 1 on a regression.",
+    )
+    p.add_argument("old", type=Path, metavar="OLD", help="result directory before")
+    p.add_argument("new", type=Path, metavar="NEW", help="result directory after")
+    p.add_argument(
+        "--bound",
+        type=_percent,
+        default=0.05,
+        metavar="PERCENT",
+        help="slower by more than this is a regression (5)",
+    )
+    return p
+
+
+def report_parser() -> Parser:
+    p = Parser(prog="attnops-bench report", description="Writes the report of a run.")
+    p.add_argument("results", type=Path, metavar="RESULTS", help="result directory")
+    p.add_argument("--output", type=Path, default=Path("report"), metavar="DIR", help="(report/)")
+    return p
+
+
+def _select(args: argparse.Namespace) -> Selection:
     if args.only is not None:
-        tables = [t for t in tables if fnmatchcase(t.id, args.only)]
-        if not tables:
-            raise UsageError(f"no table matches '{args.only}' (--list shows all)")
-    return tables
+        patterns: tuple[str, ...] | None = (args.only,)
+    else:
+        patterns = None if args.full or args.list else QUICK
+    selection = select(args.batch, args.dtype, patterns)
+    if not selection.tables and not selection.missing:
+        raise UsageError(f"no table matches '{args.only}' (--list shows all)")
+    return selection
 
 
 def _peers(args: argparse.Namespace, tables: list[Table]) -> tuple[str, ...] | None:
@@ -87,7 +136,7 @@ def _peers(args: argparse.Namespace, tables: list[Table]) -> tuple[str, ...] | N
             raise UsageError("--peers and --no-torch exclude each other")
         return ()
     names = {t.operator for t in tables}
-    known = [c.name for o in names for c in operators()[o].columns if c.role != "attnops"]
+    known = [c.name for o in sorted(names) for c in operators()[o].columns if c.role != "attnops"]
     for name in args.peers or ():
         if name not in known:
             raise UsageError(f"no peer '{name}' (there are {', '.join(dict.fromkeys(known))})")
@@ -98,72 +147,156 @@ def _sizes(args: argparse.Namespace, table: Table) -> list[int]:
     return sorted(args.sizes or (table.sizes if args.full else table.quick_sizes))
 
 
-def _results(args: argparse.Namespace, threads: int) -> Results:
+def _resumed(args: argparse.Namespace) -> tuple[argparse.Namespace, Results]:
+    """The arguments and results of the run to go on with."""
+    given = [k for k, v in vars(args).items() if v != run_parser().get_default(k)]
+    if others := set(given) - {"resume", "report"}:
+        flags = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in others))
+        raise UsageError(f"--resume has the settings of the run it continues; leave out {flags}")
+    results = Results.load(args.resume)
+    if "threads" not in results.settings:
+        raise UsageError(f"cannot resume {args.resume}: it does not say with which settings")
+    saved = {k: tuple(v) if isinstance(v, list) else v for k, v in results.settings.items()}
+    now = environment.describe(saved["threads"])
+    for key in SAME_WHEN_RESUMED:
+        if now[key] != results.environment.get(key):
+            raise UsageError(
+                f"cannot resume {args.resume}: its {key} was {results.environment.get(key)},"
+                f" now it is {now[key]}"
+            )
+    if args.report is None:
+        args.report = Path(saved.get("report", "report"))
+    return argparse.Namespace(**{**saved, **{k: getattr(args, k) for k in UNSAVED}}), results
+
+
+def _started(args: argparse.Namespace) -> Results:
     directory = args.output or Path("results") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    results = Results(directory, environment.describe(threads))
+    args.report = args.report or (args.output / "report" if args.output else Path("report"))
+    saved = {k: v for k, v in vars(args).items() if k not in UNSAVED}
+    saved["report"] = str(args.report.resolve())
+    return Results(directory, environment.describe(args.threads), saved)
+
+
+def _writable(results: Results, args: argparse.Namespace) -> None:
+    """Finds out before the run what could not be written after it."""
     try:
         results.save()
-        if args.output is None:
-            link_latest(directory)
+        if args.output is None and args.resume is None:
+            link_latest(results.directory)
     except OSError as error:
-        raise UsageError(f"cannot write results to {directory}: {error.strerror}") from error
-    return results
+        raise UsageError(
+            f"cannot write results to {results.directory}: {error.strerror}"
+        ) from error
+    try:
+        args.report.mkdir(parents=True, exist_ok=True)
+        probe = args.report / f".{report.NAME}.part"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write a report to {args.report}: {error.strerror}") from error
 
 
-def _run(args: argparse.Namespace) -> int:
-    tables = _select(args)
+def _measure(
+    args: argparse.Namespace, settings: Settings, results: Results, tables: list[Table]
+) -> bool:
+    """Runs the tables, printing each; False if it was interrupted."""
+    form = "{percentage:3.0f}%|{bar}| {elapsed}, {remaining} left {desc}"
+    # A log file has no use for ten lines a second.
+    interval = 0.1 if sys.stderr.isatty() else 10.0
+    with tqdm(bar_format=form, dynamic_ncols=True, mininterval=interval) as bar:
+        runner = Runner(settings, results, bar.update)
+        bar.reset(total=sum(runner.left(t, _sizes(args, t)) for t in tables))
+        try:
+            for table in tables:
+                bar.set_description_str(table.id)
+                interrupted = False
+                try:
+                    runner.run(table, _sizes(args, table))
+                except KeyboardInterrupt:
+                    interrupted = True
+                results.save()
+                results.save_csv(table)
+                bar.write(results.text(table))
+                if interrupted:
+                    return False
+        except OSError:
+            runner.stop()
+            raise
+        finally:
+            runner.close()
+    return True
+
+
+def _run(argv: list[str]) -> int:
+    args = run_parser().parse_args(argv)
+    results = None
+    if args.resume is not None:
+        args, results = _resumed(args)
+    selection = _select(args)
     if args.list:
-        print(*(t.id for t in tables), sep="\n")
+        print(*selection.listing(), sep="\n")
         return 0
-    if find_spec("torch") is None:
-        raise UsageError("PyTorch is not installed; run: pip install torch")
-    threads = args.threads or len(os.sched_getaffinity(0))
+    for line in selection.notes():
+        print(line, file=sys.stderr)
+    tables = [t for t in selection.tables if _sizes(args, t)]
+    if not tables:
+        raise UsageError("none of these tables can be run")
+    args.threads = args.threads or len(os.sched_getaffinity(0))
     settings = Settings(
-        threads=threads,
+        threads=args.threads,
         rounds=args.rounds or (FULL_ROUNDS if args.full else QUICK_ROUNDS),
         cell_seconds=CELL_SECONDS,
         plain=not args.no_plain,
         peers=_peers(args, tables),
     )
-    results = _results(args, threads)
-    total = sum(
-        weight(t, n, c)
-        for t in tables
-        for n in _sizes(args, t)
-        for c in columns_of(t, settings.peers)
-    )
-    form = "{percentage:3.0f}%|{bar}| {elapsed}, {remaining} left {desc}"
-    errors = 0
-    interrupted = False
-    with tqdm(total=total, bar_format=form, dynamic_ncols=True) as bar:
-        runner = Runner(settings, results, bar.update)
-        for table in tables:
-            bar.set_description_str(table.title)
-            try:
-                runner.run(table, _sizes(args, table))
-            except KeyboardInterrupt:
-                interrupted = True
-            results.save()
-            results.save_csv(table)
-            errors += len(results.errors(table))
-            bar.write(results.text(table))
-            if interrupted:
-                break
-        runner.close()
+    results = results or _started(args)
+    results.missing = selection.missing
+    _writable(results, args)
+    done = _measure(args, settings, results, tables)
+    page = report.write(results, args.report)
     print(f"results in {results.directory}")
-    if interrupted:
-        print("interrupted: what was done is kept", file=sys.stderr)
+    print(f"report in {page.resolve()}")
+    if not done:
+        again = "" if args.output is None and args.resume is None else f" {results.directory}"
+        print(
+            f"interrupted: what was done is kept; attnops-bench --resume{again} goes on",
+            file=sys.stderr,
+        )
         return 130
-    return 1 if errors else 0
+    return 1 if any(results.errors(t) for t in tables) else 0
+
+
+def _compare(argv: list[str]) -> int:
+    args = compare_parser().parse_args(argv)
+    old, new = Results.load(args.old), Results.load(args.new)
+    found = compare.changes(old, new)
+    if not found:
+        raise UsageError(f"{args.old} and {args.new} have no cell of attnops in common")
+    print(compare.text(old, new, found, args.bound))
+    return 1 if any(change.regression(args.bound) for change in found) else 0
+
+
+def _report(argv: list[str]) -> int:
+    args = report_parser().parse_args(argv)
+    print(f"report in {report.write(Results.load(args.results), args.output).resolve()}")
+    return 0
+
+
+COMMANDS: dict[Any, Callable[[list[str]], int]] = {"compare": _compare, "report": _report}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code: 0 done, 1 a cell has an error, 2 bad use, 130 interrupted."""
+    """Exit code: 0 done, 1 a cell has an error or became slower, 2 bad use, 130 interrupted."""
+    arguments = sys.argv[1:] if argv is None else argv
+    command = COMMANDS.get(arguments[0]) if arguments else None
     try:
-        return _run(parser().parse_args(argv))
-    except UsageError as error:
+        return command(arguments[1:]) if command else _run(arguments)
+    except (UsageError, BadResults) as error:
         print(f"attnops-bench: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"attnops-bench: {error}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"attnops-bench: {where}{error.strerror or error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130

@@ -22,12 +22,17 @@ Cell = dict[str, Any]
 
 MIN_SAMPLE_SECONDS = 0.02
 MIN_ROUNDS = 3
+# Of a cell's seconds: for the timed rounds and those before, unless the fewest take longer. A full
+# run has some thousand cells, most of them far from their limit.
+TIMED_SHARE, WARMUP_SHARE = 0.05, 0.05
 # In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
 SETTLED_FAULTS = 256
 MAX_WARMUP_ROUNDS = 12
 # Freed chunks that do not fit the next request; the estimates count live tensors only.
 FRAGMENTATION = 1.25
+# What the first run of a memory cell may take besides the pass itself.
+COMPILE_SECONDS = 5.0
 GIB = 2**30
 
 
@@ -137,9 +142,16 @@ def limits() -> dict[str, float]:
 
 
 def _warm_up(
-    columns: list[Timed], kept: bool, budget: float, starting: Callable[[Column], None]
+    columns: list[Timed],
+    kept: bool,
+    budget: float,
+    starting: Callable[[Column], None],
+    emit: Callable[[Column, Cell], None],
 ) -> dict[str, float]:
-    """At least two rounds, and in kept mode until memory is reused; seconds by column."""
+    """At least two rounds, and in kept mode until memory is reused; seconds by column.
+
+    Columns that turn out to be over the budget are emitted and removed.
+    """
     seconds: dict[str, float] = {}
     began = time.perf_counter()
     for turn in range(MAX_WARMUP_ROUNDS):
@@ -147,9 +159,13 @@ def _warm_up(
             starting(timed.column)
             seconds[timed.column.name] = timed.sample()
         settled = not kept or all(t.faults_per_call < SETTLED_FAULTS for t in columns)
-        late = time.perf_counter() - began > budget * len(columns) / 3
+        late = time.perf_counter() - began > WARMUP_SHARE * budget * len(columns)
         if turn > 0 and (settled or late):
             break
+    for timed in list(columns):
+        if over := over_time(timed.wall * MIN_ROUNDS, budget):
+            emit(timed.column, over)
+            columns.remove(timed)
     return seconds
 
 
@@ -168,7 +184,8 @@ def _admit(
     admitted = []
     for column in columns:
         needed = operator.peak_bytes(case, column) * FRAGMENTATION
-        seconds = expected.get(column.name, 0.0) * (MIN_ROUNDS + 2)
+        # The check, two rounds before the timed ones, and the fewest of those.
+        seconds = expected.get(column.name, 0.0) * (MIN_ROUNDS + 3)
         over = over_memory(needed, job["memory"]) or over_time(seconds, job["cell_seconds"])
         if over:
             emit(column, over)
@@ -195,7 +212,7 @@ def _speed_row(
     expected: dict[str, float],
     emit: Emit,
 ) -> dict[str, float]:
-    """Measures a row; returns seconds per call by column, to predict the next size."""
+    """Measures a row; returns seconds per round by column, to predict the next size."""
 
     def emit_cell(column: Column, cell: Cell) -> None:
         emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})
@@ -212,9 +229,9 @@ def _speed_row(
     inputs = operator.inputs(case)
     admitted = _admit(operator, case, columns, inputs, job, expected, starting, emit_cell)
     budget = job["cell_seconds"]
-    seconds = _warm_up(admitted, kept, budget, starting)
+    seconds = _warm_up(admitted, kept, budget, starting, emit_cell)
     for timed in admitted:
-        timed.plan(seconds[timed.column.name], job["rounds"], budget / 2)
+        timed.plan(seconds[timed.column.name], job["rounds"], TIMED_SHARE * budget)
     gc.collect()
     gc.disable()
     try:
@@ -231,7 +248,7 @@ def _speed_row(
         after = limits()
         best = {name: max(before[name], after[name]) for name in before}
         emit({"event": "limits", "n": case.n, "limits": best})
-    return {t.column.name: float(np.median(t.samples)) for t in admitted}
+    return {t.column.name: t.wall - (t.repeats - 1) * float(np.median(t.samples)) for t in admitted}
 
 
 def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
@@ -296,16 +313,23 @@ def _peak(operator: Operator, case: Case, column: Column) -> Cell:
 def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
     """Rows of one column of a memory table, sizes ascending."""
     by_name = {c.name: c for c in operator.columns}
+    per_byte = 0.0
     for row in job["rows"]:
         case = case_at(row["n"])
         column = by_name[row["columns"][0]]
         reset_compiler([column])
         _release()
         emit({"event": "start", "n": case.n, "column": column.name})
+        began = time.perf_counter()
+        moved = operator.cost(case).moved
         cell = over_memory(operator.peak_bytes(case, column), memory_available())
+        cell = cell or over_time(per_byte * moved, job["cell_seconds"])
         if cell is None:
             try:
                 cell = _peak(operator, case, column)
             except Exception as error:  # shown in the cell; the other sizes go on
                 cell = failure(error)
+            # Compiling is in it, so only a size that took longer than that foretells the next.
+            seconds = time.perf_counter() - began
+            per_byte = (seconds - COMPILE_SECONDS) / moved
         emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})

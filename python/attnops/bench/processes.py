@@ -37,11 +37,18 @@ def environment(mode: str) -> dict[str, str]:
     return env
 
 
+def patience_for(job: dict[str, Any]) -> float:
+    """Seconds after which a worker without an event hangs: all columns of a row, and a compiler."""
+    columns = max(len(row["columns"]) for row in job["rows"])
+    return job["cell_seconds"] * (columns + 2) + 120
+
+
 class Worker:
     """A worker process, fed one job after another."""
 
     def __init__(self, mode: str):
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the worker)
+        self._overdue: str | None = None
         # A session of its own: Ctrl-C reaches the driver only, which then kills its workers.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "attnops.bench.worker"],
@@ -57,19 +64,34 @@ class Worker:
         """Blocks until the job is done; returns why the process died instead, or None."""
         assert self._process.stdin
         assert self._process.stdout
+        patience = patience_for(job)
         try:
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # it died before; its exit code and stderr say why
-        for line in self._process.stdout:
+        while True:
+            watch = threading.Timer(patience, self._give_up, [patience])
+            watch.daemon = True
+            watch.start()
+            try:
+                line = self._process.stdout.readline()
+            finally:
+                watch.cancel()  # Ctrl-C must not leave it to wait for
+            if not line:
+                return self._reason(self._process.wait())
             event = json.loads(line)
             if event["event"] == "end":
                 return None
             on_event(event)
-        return self._reason(self._process.wait())
+
+    def _give_up(self, patience: float) -> None:
+        self._overdue = f"stopped: nothing heard for {patience:.0f} s"
+        self.kill()
 
     def _reason(self, returncode: int) -> str:
+        if self._overdue:
+            return self._overdue
         if returncode < 0:
             name = signal.Signals(-returncode).name
             return f"worker ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

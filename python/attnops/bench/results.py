@@ -1,4 +1,4 @@
-"""The results of a run: kept in one JSON document, written as JSON and CSV, shown with pandas.
+"""The results of a run: kept in one JSON document, written as JSON and CSV.
 
 A cell is `{"value", ...}` in ms or MB, `{"error": text}` or `{"budget": text}`, by mode: `kept`
 and `plain` in speed tables, `memory` in memory tables.
@@ -7,31 +7,58 @@ and `plain` in speed tables, `memory` in memory tables.
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from attnops.bench import view
 from attnops.bench.tables import Case, Column, Table, operators
 
 SCHEMA = 1
 UNITS = {"speed": "ms", "memory": "MB"}
-FASTER = {"speed": "faster than the best peer by", "memory": "smaller than the best peer by"}
-SHARE = "share of the limit"
+NAME = "results.json"
+
+
+class BadResults(Exception):
+    """A result file that cannot be read; the text says which and why."""
 
 
 class Results:
-    """`directory` is made by the first `save`."""
+    """`directory` is made by the first `save`. `settings` are those of the command line."""
 
-    def __init__(self, directory: Path, environment: dict[str, Any]):
+    def __init__(
+        self, directory: Path, environment: dict[str, Any], settings: dict[str, Any] | None = None
+    ):
         self.directory = directory
-        self._environment = environment
-        self._tables: dict[str, dict[str, Any]] = {}
+        self.environment = environment
+        self.settings = settings or {}
+        self.tables: dict[str, dict[str, Any]] = {}
+        # Tables asked for whose operator is not there: id to operator.
+        self.missing: dict[str, str] = {}
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """From a result directory or its results.json."""
+        file = path / NAME if path.is_dir() else path
+        try:
+            document = json.loads(file.read_text())
+            if document["schema"] != SCHEMA:
+                raise BadResults(f"{file} has schema {document['schema']}; expected {SCHEMA}")
+            results = cls(file.parent, document["environment"], document.get("settings"))
+            results.missing = document.get("missing", {})
+            for id_, data in document["tables"].items():
+                rows = {int(n): row for n, row in data["rows"].items()}
+                results.tables[id_] = {**data, "rows": rows}
+        except OSError as error:
+            raise BadResults(f"cannot read {file}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadResults(f"{file} is not a result file of attnops-bench") from error
+        return results
 
     def begin(self, table: Table, columns: list[Column]) -> None:
-        self._tables.setdefault(
+        self.tables.setdefault(
             table.id,
             {
                 "title": table.title,
@@ -48,7 +75,12 @@ class Results:
         )
 
     def _row(self, table: Table, n: int) -> dict[str, Any]:
-        return self._tables[table.id]["rows"].setdefault(n, {"cells": {}, "limit": None})
+        return self.tables[table.id]["rows"].setdefault(n, {"cells": {}, "limit": None})
+
+    def has(self, table: Table, n: int, columns: list[str], mode: str) -> bool:
+        """Whether all these cells are there."""
+        rows = self.tables.get(table.id, {"rows": {}})["rows"]
+        return n in rows and all(mode in rows[n]["cells"].get(c, {}) for c in columns)
 
     def add(self, table: Table, n: int, column: str, mode: str, cell: dict[str, Any]) -> None:
         self._row(table, n)["cells"].setdefault(column, {})[mode] = cell
@@ -66,97 +98,51 @@ class Results:
             **limits,
         }
         # The best seen in the run stands for the machine; each row keeps its own.
-        machine = self._environment.setdefault("limits", {"bandwidth": 0.0, "fma": 0.0})
+        machine = self.environment.setdefault("limits", {"bandwidth": 0.0, "fma": 0.0})
         for name, value in limits.items():
             machine[name] = max(machine[name], value)
 
     def add_environment(self, event: dict[str, Any]) -> None:
-        self._environment.update({k: v for k, v in event.items() if k != "event"})
-
-    def _value(self, table: Table, n: int, column: str, mode: str) -> float:
-        cells = self._row(table, n)["cells"]
-        return cells.get(column, {}).get(mode, {}).get("value", math.nan)
+        self.environment.update({k: v for k, v in event.items() if k != "event"})
 
     def best_peer(self, table: Table, n: int) -> str | None:
-        mode = "kept" if table.kind == "speed" else "memory"
-        roles = self._tables[table.id]["columns"]
-        peers = [name for name, role in roles.items() if role == "peer"]
-        values = {name: self._value(table, n, name, mode) for name in peers}
-        values = {name: v for name, v in values.items() if not math.isnan(v)}
-        return min(values, key=values.__getitem__) if values else None
+        return view.best_peer(self.tables[table.id], n)
 
     def errors(self, table: Table) -> list[str]:
-        """What went wrong, one line a cell."""
-        data = self._tables[table.id]
-        return [
-            f"{data['size_name']}={n} {column} ({mode}): {cell['error']}"
-            for n, row in data["rows"].items()
-            for column, modes in row["cells"].items()
-            for mode, cell in modes.items()
-            if "error" in cell
-        ]
+        return view.errors(self.tables[table.id])
 
     def frame(self, table: Table, detailed: bool = False) -> pd.DataFrame:
-        """The published layout, with what attnops gains and the plain process behind it.
-
-        `detailed` adds the quartiles and the whole text of errors, for the CSV.
-        """
-        data = self._tables[table.id]
-        main = "kept" if table.kind == "speed" else "memory"
-        rows = []
-        for n in sorted(data["rows"]):
-            cells, limit = data["rows"][n]["cells"], data["rows"][n]["limit"]
-            line: dict[str, Any] = {data["size_name"]: float(n)}
-            for column in data["columns"]:
-                cell = cells.get(column, {}).get(main, {})
-                line[column] = _shown(cell, detailed)
-                if detailed and table.kind == "speed":
-                    line[f"{column} q1"] = cell.get("q1", math.nan)
-                    line[f"{column} q3"] = cell.get("q3", math.nan)
-            own = self._value(table, n, "attnops", main)
-            best = self.best_peer(table, n)
-            if "peer" in data["columns"].values():
-                peer = self._value(table, n, best, main) if best else math.nan
-                line[FASTER[table.kind]] = peer / own
-            line[SHARE] = limit["value"] / own if limit else math.nan
-            if any("plain" in modes for modes in cells.values()):
-                plain = cells.get("attnops", {}).get("plain", {})
-                line["attnops plain"] = _shown(plain, detailed)
-                line["plain/kept"] = plain.get("value", math.nan) / own
-                if best:
-                    line["best peer plain"] = _shown(cells[best].get("plain", {}), detailed)
-            rows.append(line)
-        return pd.DataFrame(rows)
+        return view.frame(self.tables[table.id], detailed)
 
     def text(self, table: Table) -> str:
-        """The table as printed: its title, the rows, and a line for each error."""
-        frame = self.frame(table)
-        body = "no rows" if frame.empty else frame.to_string()
-        return "\n".join([f"{table.title}:", body, *self.errors(table), ""])
+        return view.text(table.id, self.tables[table.id])
 
     def save(self) -> None:
         """Writes everything measured so far; a file is never seen half written."""
         self.directory.mkdir(parents=True, exist_ok=True)
         document = {
             "schema": SCHEMA,
-            "environment": self._environment,
-            "tables": self._tables,
+            "environment": self.environment,
+            "settings": self.settings,
+            "missing": self.missing,
+            "tables": self.tables,
         }
-        self._write("results.json", json.dumps(document, indent=1))
+        self._write(NAME, json.dumps(document, indent=1))
 
     def save_csv(self, table: Table) -> None:
-        self._write(f"{table.id}.csv", self.frame(table, detailed=True).to_csv(index=False))
+        """The frame, behind lines that start with `#` and say where it was made."""
+        about = "".join(f"# {key}: {value}\n" for key, value in self.environment.items())
+        frame = self.frame(table, detailed=True)
+        self._write(f"{table.id}.csv", about + frame.to_csv(index=False))
 
     def _write(self, name: str, text: str) -> None:
         partial = self.directory / f".{name}.part"
-        partial.write_text(text)
+        try:
+            partial.write_text(text)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
         partial.replace(self.directory / name)
-
-
-def _shown(cell: dict[str, Any], detailed: bool) -> float | str:
-    if "error" in cell:
-        return f"error: {cell['error']}" if detailed else "error"
-    return cell.get("budget", cell.get("value", math.nan))
 
 
 def link_latest(directory: Path) -> None:

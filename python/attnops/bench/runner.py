@@ -15,9 +15,11 @@ from attnops.bench.results import Results
 from attnops.bench.tables import Case, Column, Table, operators
 
 # Tables whose estimates stay below this share a process per mode, which saves importing torch and
-# its compiler anew, and their memory jobs run side by side, since those are not timed. Above it a
-# process ends with its table, so that the memory it keeps does not crowd the next.
+# its compiler anew. Above it a process ends with its table, so that the memory it keeps does not
+# crowd the next.
 SMALL_BYTES = 2 << 30
+# Columns of a memory table at once, if the machine's memory allows: they are not timed.
+MOST_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,20 @@ def columns_of(table: Table, peers: tuple[str, ...] | None) -> list[Column]:
     ]
 
 
+def own_column(columns: list[Column]) -> Column:
+    """The column that is compared with the peers: the first of attnops."""
+    return next(c for c in columns if c.role == "attnops")
+
+
 def weight(table: Table, n: int, column: Column) -> float:
     """Roughly the seconds a cell takes; only the shares matter, for the time left."""
     moved = operators()[table.operator].cost(Case.of(table, n, 1)).moved
     return (3.0 if column.compiled else 0.5) + moved / 1e9
+
+
+def plain_weight(table: Table, n: int, own: Column) -> float:
+    """The weight of a row in the plain process, which has attnops and the best peer."""
+    return 3.0 + 2 * weight(table, n, own)
 
 
 class Runner:
@@ -57,6 +69,8 @@ class Runner:
     def run(self, table: Table, sizes: list[int]) -> None:
         columns = columns_of(table, self._settings.peers)
         self._results.begin(table, columns)
+        if not self.left(table, sizes):
+            return
         try:
             if table.kind == "speed":
                 self._speed(table, sizes, columns)
@@ -66,14 +80,47 @@ class Runner:
             self._workers.stop()
             raise
 
+    def left(self, table: Table, sizes: list[int]) -> float:
+        """The weight of what the results do not have yet."""
+        columns = columns_of(table, self._settings.peers)
+        if table.kind == "memory":
+            return sum(
+                weight(table, row["n"], c)
+                for c in columns
+                for row in self._missing(table, sizes, [c], "memory")
+            )
+        kept = self._missing(table, sizes, columns, "kept")
+        total = sum(weight(table, row["n"], c) for row in kept for c in columns)
+        if self._settings.plain:
+            own = own_column(columns)
+            plain = self._missing(table, sizes, [own], "plain")
+            total += sum(plain_weight(table, row["n"], own) for row in plain)
+        return total
+
     def close(self) -> None:
         self._workers.close()
 
-    def _small(self, table: Table, sizes: list[int]) -> bool:
+    def stop(self) -> None:
+        """Ends the workers at once."""
+        self._workers.stop()
+
+    def _missing(
+        self, table: Table, sizes: list[int], columns: list[Column], mode: str
+    ) -> list[dict[str, Any]]:
+        """The rows of a job, those left out of which the results have every cell."""
+        names = [c.name for c in columns]
+        return [
+            {"n": n, "columns": names}
+            for n in sizes
+            if not self._results.has(table, n, names, mode)
+        ]
+
+    def _peak(self, table: Table, sizes: list[int]) -> int:
+        """The estimate of the column that takes the most memory."""
         operator = operators()[table.operator]
         largest = Case.of(table, max(sizes), self._settings.threads)
         columns = columns_of(table, self._settings.peers)
-        return all(operator.peak_bytes(largest, c) < SMALL_BYTES for c in columns)
+        return max(operator.peak_bytes(largest, c) for c in columns)
 
     def _job(self, table: Table, mode: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -95,10 +142,14 @@ class Runner:
         mode: str,
         rows: list[dict[str, Any]],
         on_cell: Callable[[int, str], None] = lambda n, column: None,
+        at_once: int = 1,
     ) -> None:
         """Runs rows in one worker. When it dies, the column at fault gets the error, and a new
         worker goes on with what is left."""
-        keep = table.kind == "speed" and self._small(table, [r["n"] for r in rows])
+        if not rows:
+            return
+        small = self._peak(table, [r["n"] for r in rows]) < SMALL_BYTES
+        keep = table.kind == "speed" and small
         left = [(row["n"], column) for row in rows for column in row["columns"]]
         started: list[tuple[int, str]] = []
 
@@ -124,7 +175,9 @@ class Runner:
                 {"n": n, "columns": [column for _, column in group]}
                 for n, group in groupby(left, key=itemgetter(0))
             ]
-            problem = self._workers.run(self._job(table, mode, rows), on_event, keep=keep)
+            job = self._job(table, mode, rows)
+            job["cell_seconds"] *= at_once  # they share the processors
+            problem = self._workers.run(job, on_event, keep=keep)
             if problem is None or problem == STOPPED:
                 return
             # Nothing started: the worker itself cannot run, and would not for the other cells.
@@ -137,29 +190,37 @@ class Runner:
         def on_cell(n: int, column: str) -> None:
             self._advance(weight(table, n, by_name[column]))
 
-        rows = [{"n": n, "columns": list(by_name)} for n in sizes]
-        self._run_rows(table, "kept", rows, on_cell)
+        self._run_rows(table, "kept", self._missing(table, sizes, columns, "kept"), on_cell)
         self._results.save()
         if not self._settings.plain:
             return
-        rows = []
-        for n in sizes:
-            best = self._results.best_peer(table, n)
-            rows.append({"n": n, "columns": ["attnops", best] if best else ["attnops"]})
-        self._run_rows(table, "plain", rows)
+        own = own_column(columns)
+        rows = self._missing(table, sizes, [own], "plain")
+        for row in rows:
+            best = self._results.best_peer(table, row["n"])
+            row["columns"] = [own.name, best] if best else [own.name]
+
+        def on_plain_cell(n: int, column: str) -> None:
+            if column == own.name:
+                self._advance(plain_weight(table, n, own))
+
+        self._run_rows(table, "plain", rows, on_plain_cell)
         self._results.save()
 
     def _memory(self, table: Table, sizes: list[int], columns: list[Column]) -> None:
-        at_once = min(4, os.cpu_count() or 1) if self._small(table, sizes) else 1
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        fitting = free // (2 * self._peak(table, sizes))  # the estimates are rough
+        at_once = max(1, min(MOST_AT_ONCE, os.cpu_count() or 1, fitting))
 
-        def measure(column: Column) -> None:
-            rows = [{"n": n, "columns": [column.name]} for n in sizes]
-            self._run_rows(table, "memory", rows)
+        def measure(column: Column) -> float:
+            rows = self._missing(table, sizes, [column], "memory")
+            self._run_rows(table, "memory", rows, at_once=at_once)
+            return sum(weight(table, row["n"], column) for row in rows)
 
         with ThreadPoolExecutor(at_once) as pool:
             try:
-                for column, _ in zip(columns, pool.map(measure, columns), strict=True):
-                    self._advance(sum(weight(table, n, column) for n in sizes))
+                for done in pool.map(measure, columns):
+                    self._advance(done)
             except KeyboardInterrupt:
                 self._workers.stop()  # or the pool would wait for them
                 raise

@@ -16,10 +16,11 @@ constexpr char kOp[] = "lrpe_table";
 
 void Check(const ConstTensorView& theta, const Dims& shape, std::int64_t d,
            const TensorView& table, std::int64_t offset) {
-  md_lrpe_cosine::CheckGrid(kOp, shape, offset);
+  md_lrpe_cosine::CheckGrid(kOp, shape);
   CheckTheta(kOp, theta, theta.dtype(), theta.rank() == 2 ? theta.shape(0) : 0);
   if (d < 0) Fail(kOp, "d must not be negative; it is ", d);
   md_lrpe_cosine::CheckAngles(kOp, "theta", theta.shape(1), shape, d);
+  md_lrpe_cosine::CheckGridOffset(kOp, shape, offset);
   const Dims expected{theta.shape(0), md_lrpe_cosine::TableRows(shape), theta.shape(1), 2};
   bool same = table.rank() == 4;
   for (int i = 0; same && i < 4; ++i) same = table.shape(i) == expected[i];

@@ -8,16 +8,19 @@
 namespace attnops {
 namespace md_lrpe_cosine {
 
-void CheckGrid(const char* op, const Dims& shape, std::int64_t offset) {
+void CheckGrid(const char* op, const Dims& shape) {
   if (shape.rank() < 1) {
     Fail(op, "shape must have 1 to ", Dims::kMaxRank, " axes; it has none");
   }
   for (int i = 0; i < shape.rank(); ++i) {
     if (shape[i] < 0) Fail(op, "shape must not have negative sizes; it is ", ToString(shape));
   }
+}
+
+void CheckGridOffset(const char* op, const Dims& shape, std::int64_t offset) {
   CheckOffset(op, offset);
   if (offset != 0 && shape.rank() > 1) {
-    Fail(op, "offset must be 0 with a shape of ", shape.rank(), " axes; it is ", offset);
+    Fail(op, "offset must be 0 with ", shape.rank(), " axes; it is ", offset);
   }
 }
 
@@ -26,7 +29,7 @@ void CheckAngles(const char* op, const char* name, std::int64_t angles, const Di
   const std::int64_t needed = d / shape.rank() + (d % shape.rank() != 0 ? 1 : 0);
   if (angles < needed) {
     Fail(op, name, " has ", angles, " angles a head; x has ", d, " features on ", shape.rank(),
-         shape.rank() == 1 ? " axis" : " axes", " (expected at least ", needed, ")");
+         " axes (expected at least ", needed, ")");
   }
 }
 
@@ -61,38 +64,33 @@ SoftmaxAxis CheckInput(const ConstTensorView& x, const MdLrpeCosineOptions& opti
     Fail(kOp, "x must have 4 axes (B,H,L,D); its shape is ", ToString(x.shape()));
   }
   CheckView(kOp, "x", x);
-  md_lrpe_cosine::CheckGrid(kOp, options.shape, options.offset);
+  md_lrpe_cosine::CheckGrid(kOp, options.shape);
   if (options.l < 0) Fail(kOp, "l must not be negative; it is ", options.l);
   if (!GridFits(options.shape, options.l, x.shape(2))) {
-    Fail(kOp, "shape ", ToString(options.shape), " and l = ", options.l,
-         " do not make the tokens of x, ", x.shape(2));
+    Fail(kOp, "x has ", x.shape(2), " tokens; expected l = ", options.l, " and those of shape ",
+         ToString(options.shape));
   }
   return CheckActivation(kOp, "dim", options.act, 4, 2);
 }
 
 void CheckTable(const ConstTensorView& x, const ConstTensorView& table,
                 const MdLrpeCosineOptions& options) {
-  if (options.offset != 0) {
-    Fail(kOp, "offset must be 0 with a table, which has its own; it is ", options.offset);
-  }
   if (table.rank() != 4 || table.shape(3) != 2) {
-    Fail(kOp, "table must have the shape (heads, indices, angles, 2); it has ",
+    Fail(kOp, "table must have the shape (heads, positions, angles, 2); its shape is ",
          ToString(table.shape()));
   }
   CheckView(kOp, "table", table);
   if (table.dtype() != DType::kFloat32) {
     Fail(kOp, "table must be float32; it is ", Name(table.dtype()));
   }
+  const std::int64_t positions = md_lrpe_cosine::TableRows(options.shape);
+  if (table.shape(1) != positions) {
+    Fail(kOp, "table has ", table.shape(1), " positions; shape has ", positions);
+  }
   if (table.shape(0) != x.shape(1) && table.shape(0) != 1) {
     Fail(kOp, "table has ", table.shape(0), " heads; x has ", x.shape(1), " (expected ",
          x.shape(1), " or 1)");
   }
-  const std::int64_t rows = md_lrpe_cosine::TableRows(options.shape);
-  if (table.shape(1) != rows) {
-    Fail(kOp, "table has ", table.shape(1), " indices; shape ", ToString(options.shape), " needs ",
-         rows);
-  }
-  md_lrpe_cosine::CheckAngles(kOp, "table", table.shape(2), options.shape, x.shape(3));
   if (table.size() > 0 && table.shape(2) > 1 && table.stride(2) != 2) {
     Fail(kOp, "table must be contiguous in its last two axes; its strides are ",
          ToString(table.strides()));
@@ -121,6 +119,8 @@ RowTensor<Pointer> RowsOf(const View& view) {
 struct Source {
   const ConstTensorView* theta;
   const ConstTensorView* table;
+
+  std::int64_t PerAxis() const { return table != nullptr ? table->shape(2) : theta->shape(1); }
 };
 
 SoftmaxAxis CheckCall(const ConstTensorView& x, const Source& source,
@@ -128,10 +128,13 @@ SoftmaxAxis CheckCall(const ConstTensorView& x, const Source& source,
   const SoftmaxAxis axis = CheckInput(x, options);
   if (source.table != nullptr) {
     CheckTable(x, *source.table, options);
+    if (options.offset != 0) Fail(kOp, "offset must be 0 with a table; it is ", options.offset);
   } else {
     CheckTheta(kOp, *source.theta, x.dtype(), x.shape(1));
-    md_lrpe_cosine::CheckAngles(kOp, "theta", source.theta->shape(1), options.shape, x.shape(3));
   }
+  md_lrpe_cosine::CheckAngles(kOp, source.table != nullptr ? "table" : "theta",
+                              source.PerAxis(), options.shape, x.shape(3));
+  md_lrpe_cosine::CheckGridOffset(kOp, options.shape, options.offset);
   return axis;
 }
 
@@ -147,7 +150,7 @@ EncodingCall CallOf(Pass pass, const ConstTensorView& x, const Source& source,
   call.angles.table = source.table;
   call.angles.shape = options.shape;
   call.angles.offset = options.offset;
-  call.angles.per_axis = source.table != nullptr ? source.table->shape(2) : source.theta->shape(1);
+  call.angles.per_axis = source.PerAxis();
   EncodingProblem& problem = call.problem;
   problem.x = RowsOf(x);
   problem.d_out = RowsOf(x);

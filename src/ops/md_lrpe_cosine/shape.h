@@ -8,8 +8,11 @@
 
 namespace attnops::md_lrpe_cosine {
 
-// 1 to Dims::kMaxRank axes of any size from 0, and an offset in 1-d only.
-void CheckGrid(const char* op, const Dims& shape, std::int64_t offset);
+// 1 to Dims::kMaxRank axes of any size from 0.
+void CheckGrid(const char* op, const Dims& shape);
+
+// An offset within its bounds, and in 1-d only.
+void CheckGridOffset(const char* op, const Dims& shape, std::int64_t offset);
 
 // `angles` a head and axis must cover `d` features.
 void CheckAngles(const char* op, const char* name, std::int64_t angles, const Dims& shape,

@@ -9,6 +9,7 @@ import torch
 
 from attnops.bench import reference
 from attnops.bench.operators._encoding import HEADS
+from attnops.bench.random_inputs import normal
 from attnops.bench.tables import SEED, Case, Checker, Column, Inputs
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -20,14 +21,14 @@ Expected = Callable[[np.ndarray, np.ndarray, np.ndarray | None], tuple[np.ndarra
 def make_inputs(
     case: Case, x_shape: tuple[int, ...], out_shape: tuple[int, ...], angles: int
 ) -> Inputs:
-    """x and d_out normal random, drawn in the type itself so that no wider copy is ever made."""
+    """x and d_out normal random."""
     generator = torch.Generator().manual_seed(SEED)
     dtype = DTYPES[case.dtype]
-    x = torch.randn(x_shape, generator=generator, dtype=dtype)
+    x = normal(x_shape, dtype, generator)
     theta = (10000.0 ** (-torch.arange(angles, dtype=torch.float32) / angles)).repeat(HEADS, 1)
     if case.direction == "fwd":
         return Inputs((x, theta), (), None)
-    d_out = torch.randn(out_shape, generator=generator, dtype=dtype)
+    d_out = normal(out_shape, dtype, generator)
     x.requires_grad_()
     return Inputs((x, theta), (x,), d_out)
 

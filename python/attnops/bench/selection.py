@@ -1,0 +1,67 @@
+"""Which tables a run has: the quick set, all of them, or those that match a pattern."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from attnops.bench import published
+from attnops.bench.tables import Table, all_tables, operators
+
+# Every operator in both passes, time and memory, without the variants that tell little more; the
+# memory of a table takes as long as its time, since every column starts a process of its own.
+QUICK = (
+    "flao-*@none",
+    "flao_fal-*-dim128-[bf]*",
+    "lrpe_rotate-*-act_none-*",
+    "lrpe_rotate-speed-*-act_silu-*",
+    "md_lrpe_cosine-*-1d-l0",
+    "md_lrpe_cosine-speed-*-2d-l10",
+    "tpa_decode-*",
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Tables that can be run, and the ids of those whose operator is not there, by operator."""
+
+    tables: list[Table]
+    missing: dict[str, str]
+
+    def notes(self) -> list[str]:
+        """A line for each operator that is not there."""
+        counts = Counter(self.missing.values())
+        return [f"{name}: {_reason(name)} ({k} tables)" for name, k in counts.items()]
+
+    def listing(self) -> list[str]:
+        """A line for each table."""
+        lines = {t.id: t.id for t in self.tables}
+        lines |= {id_: f"{id_}  {_reason(name)}" for id_, name in self.missing.items()}
+        order = list(published.tables())
+        # What is not published, another type or batch, keeps its place behind.
+        return [lines[id_] for id_ in order if id_ in lines] + [
+            line for id_, line in lines.items() if id_ not in published.tables()
+        ]
+
+
+def _reason(operator: str) -> str:
+    return f"not available: attnops.bench.operators has no module {operator}"
+
+
+def select(batch: int, dtypes: tuple[str, ...], patterns: tuple[str, ...] | None) -> Selection:
+    """Tables whose id or title matches one of the patterns, or all."""
+
+    def wanted(table: Table | published.Published) -> bool:
+        names = {table.id, table.title}
+        return patterns is None or any(fnmatchcase(n, p) for n in names for p in patterns)
+
+    known = operators()
+    return Selection(
+        [t for t in all_tables(batch, dtypes) if wanted(t)],
+        {
+            p.id: p.operator
+            for p in published.tables().values()
+            if p.operator not in known and wanted(p)
+        },
+    )

@@ -1,0 +1,264 @@
+"""attnops-bench as a command: lists, bad use, missing things, interruption and going on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnops.bench import cli, published, report, selection
+from attnops.bench.results import Results
+from attnops.bench.tables import all_tables, operators
+
+SMALL = ["--sizes", "16", "--rounds", "1", "--batch", "1", "--peers", "to", "--threads", "1"]
+ONE = ["--only", "lrpe_rotate-*-fwd-*-act_none-*", "--no-plain"]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Results and reports go to the working directory unless a flag says otherwise."""
+    monkeypatch.chdir(tmp_path)
+
+
+def one_line(capsys) -> str:
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("attnops-bench: ")
+    return lines[0]
+
+
+class FakeWorkers:
+    """Stands for workers in which every cell takes 1 ms; interrupts before the given job."""
+
+    def __init__(self, interrupt_at: int | None = None):
+        self.jobs: list[dict] = []
+        self.interrupt_at = interrupt_at
+
+    def run(self, job, on_event, keep):
+        if len(self.jobs) == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.jobs.append(job)
+        on_event({"event": "environment", "target": "AVX2", "torch": "2", "python": "3"})
+        for row in job["rows"]:
+            for column in row["columns"]:
+                cell = {"value": 1.0}
+                on_event({"event": "cell", "n": row["n"], "column": column, "cell": cell})
+        return
+
+    def stop(self):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def fake_workers(monkeypatch):
+    """Replaces the worker processes of the following runs."""
+
+    def install(interrupt_at: int | None = None) -> FakeWorkers:
+        workers = FakeWorkers(interrupt_at)
+        monkeypatch.setattr("attnops.bench.runner.Workers", lambda: workers)
+        return workers
+
+    return install
+
+
+def test_list_has_every_published_table(capsys):
+    assert cli.main(["--list"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {words[0] for words in lines} == set(published.tables())
+    for words in lines:
+        there = published.tables()[words[0]].operator in operators()
+        assert there or words[1:3] == ["not", "available:"]
+
+
+def test_list_of_one_operator(capsys):
+    assert cli.main(["--list", "--only", "lrpe_rotate*"]) == 0
+    ids = [t.id for t in published.tables().values() if t.operator == "lrpe_rotate"]
+    assert capsys.readouterr().out.split() == ids
+
+
+def test_the_tables_of_an_operator_are_the_published_ones():
+    for name in operators():
+        mine = {t.id: (t.title, t.size_name, t.sizes) for t in all_tables() if t.operator == name}
+        theirs = {
+            t.id: (t.title, t.size_name, tuple(t.rows))
+            for t in published.tables().values()
+            if t.operator == name
+        }
+        assert mine == theirs
+
+
+def test_the_quick_set_has_every_operator_pass_and_kind():
+    tables = [published.tables()[i] for i in published.tables()]
+    quick = [t for t in tables if any(selection.fnmatchcase(t.id, p) for p in selection.QUICK)]
+    kinds = {(t.operator, t.direction, t.kind) for t in tables}
+    assert {(t.operator, t.direction, t.kind) for t in quick} == kinds
+    assert len(quick) < len(tables)
+
+
+def test_an_operator_without_module_is_a_line_and_not_a_crash(monkeypatch, capsys, fake_workers):
+    fake_workers()
+    known = operators()
+    monkeypatch.setattr(selection, "operators", lambda: {"lrpe_rotate": known["lrpe_rotate"]})
+    monkeypatch.setattr(
+        selection,
+        "all_tables",
+        lambda batch, dtypes: [t for t in all_tables(batch, dtypes) if t.operator == "lrpe_rotate"],
+    )
+    assert cli.main(["--only", "*-speed-fwd-*", "--sizes", "16"]) == 0
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if "not available" in line]
+    assert [line.split(":")[0] for line in lines] == [
+        "flao",
+        "flao_fal",
+        "md_lrpe_cosine",
+        "tpa_decode",
+    ]
+    assert "flao_fal-speed-fwd" in Path("report/index.html").read_text()
+    assert cli.main(["--only", "tpa_decode*"]) == 2
+    assert "none of these tables can be run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--no-such-flag"], "--no-such-flag"),
+        (["lrpe_rotate"], "lrpe_rotate"),
+        (["--sizes", "0"], "'0'"),
+        (["--sizes", "12,x"], "'x'"),
+        (["--rounds", "-1"], "--rounds"),
+        (["--dtype", "f8"], "'f8'"),
+        (["--threads", "many"], "'many'"),
+        (["--only", "lrpe_turn*"], "'lrpe_turn*'"),
+        (["--only", "lrpe_rotate*", "--peers", "jax"], "'jax'"),
+        (["--only", "lrpe_rotate*", "--peers", "to", "--no-torch"], "--no-torch"),
+        (["--resume", "nowhere"], "nowhere"),
+        (["--resume", "--full"], "--full"),
+        (["compare", "one"], "NEW"),
+        (["compare", "one", "two"], "one"),
+        (["compare", "one", "two", "--bound", "-3"], "'-3'"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_use_is_one_line(arguments, part, capsys):
+    assert cli.main(arguments) == 2
+    assert part in one_line(capsys)
+
+
+def test_results_of_something_else(tmp_path, capsys):
+    (tmp_path / "results.json").write_text('{"schema": 1}')
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "is not a result file" in one_line(capsys)
+
+
+@pytest.mark.parametrize(("flag", "part"), [("--output", "results"), ("--report", "a report")])
+def test_unwritable_folder(flag, part, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main([*ONE, *SMALL, flag, str(tmp_path / "file" / "folder")]) == 2
+    assert f"cannot write {part} to" in one_line(capsys)
+
+
+def test_no_room_on_disk_at_the_start(monkeypatch, capsys):
+    def full(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert cli.main([*ONE, *SMALL]) == 2
+    assert "cannot write results to" in (line := one_line(capsys))
+    assert "No space left on device" in line
+
+
+def test_no_room_on_disk_during_the_run(monkeypatch, capsys, fake_workers):
+    fake_workers()
+
+    def full(self, table):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "results/x.csv")
+
+    monkeypatch.setattr(Results, "save_csv", full)
+    assert cli.main([*ONE, *SMALL]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "attnops-bench: results/x.csv: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("package", "advice"),
+    [("torch", "pip install torch"), ("matplotlib", "pip install 'attnops[bench]'")],
+)
+def test_a_missing_package_is_one_line(package, advice):
+    program = (
+        f"import sys; sys.modules['{package}'] = None\n"
+        "from attnops_bench import main\nsys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"attnops-bench: {package} is not installed; run: {advice}\n"
+
+
+def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(capsys, fake_workers):
+    fake_workers(interrupt_at=3)
+    arguments = ["--only", "lrpe_rotate-speed-*-act_none-*", "--sizes", "16,32", "--peers", "to"]
+    assert cli.main(arguments) == 130
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1].endswith("attnops-bench --resume goes on")
+    # Both processes of the first table, and the first of the second.
+    document = json.loads(Path("results/latest/results.json").read_text())
+    forward, backward = document["tables"].values()
+    assert set(forward["rows"]["32"]["cells"]["attnops"]) == {"kept", "plain"}
+    assert set(backward["rows"]["32"]["cells"]["attnops"]) == {"kept"}
+    assert Path("report/index.html").exists()
+
+    workers = fake_workers()
+    assert cli.main(["--resume"]) == 0
+    assert [(job["direction"], job["mode"]) for job in workers.jobs] == [("bwd", "plain")]
+    assert [row["n"] for row in workers.jobs[0]["rows"]] == [16, 32]
+    assert len(list(Path("results").iterdir())) == 2  # the run and the link to it
+
+    workers = fake_workers()
+    assert cli.main(["--resume", "results/latest"]) == 0
+    assert workers.jobs == []
+
+
+def test_a_half_done_row_is_measured_again(fake_workers):
+    fake_workers()
+    assert cli.main([*ONE, *SMALL, "--output", "out"]) == 0
+    path = Path("out/results.json")
+    document = json.loads(path.read_text())
+    speed, memory = document["tables"].values()
+    del speed["rows"]["16"]["cells"]["to"]
+    del memory["rows"]["16"]["cells"]["to"]
+    path.write_text(json.dumps(document))
+    workers = fake_workers()
+    assert cli.main(["--resume", "out"]) == 0
+    # Columns that take turns are timed together; memory has a process per column.
+    assert [job["rows"] for job in workers.jobs] == [
+        [{"n": 16, "columns": ["attnops", "to"]}],
+        [{"n": 16, "columns": ["to"]}],
+    ]
+
+
+def test_another_machine_cannot_go_on(capsys, fake_workers):
+    fake_workers()
+    assert cli.main([*ONE, *SMALL, "--output", "out"]) == 0
+    path = Path("out/results.json")
+    path.write_text(path.read_text().replace('"cpu": "', '"cpu": "Another '))
+    capsys.readouterr()
+    assert cli.main(["--resume", "out"]) == 2
+    assert "its cpu was Another" in one_line(capsys)
+
+
+def test_the_report_of_older_results(capsys, fake_workers):
+    fake_workers()
+    assert cli.main([*ONE, *SMALL, "--output", "out"]) == 0
+    capsys.readouterr()
+    assert cli.main(["report", "out", "--output", "page"]) == 0
+    page = Path("page").resolve() / report.NAME
+    assert capsys.readouterr().out == f"report in {page}\n"
+    assert page.exists()
