@@ -83,8 +83,7 @@ void CheckTheta(const char* op, const ConstTensorView& theta, DType dtype, std::
          Name(theta.dtype()));
   }
   if (theta.shape(0) != heads && theta.shape(0) != 1) {
-    Fail(op, "theta has ", theta.shape(0), " heads; x has ", heads, " (expected ", heads,
-         " or 1)");
+    Fail(op, "theta has ", theta.shape(0), " heads; x has ", heads, " (expected ", heads, " or 1)");
   }
 }
 

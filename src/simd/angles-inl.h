@@ -40,11 +40,9 @@ HWY_INLINE VU PhaseOf(VU high, VU low, std::int64_t position) {
   const VU low_odd = hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(du64, low)));
   const auto odd = hn::Add(hn::MulEven(low_odd, position_low), half);
   // A product's upper half is in place for an odd lane and one too far for an even one.
-  const VU carried =
-      hn::BitCast(du, hn::Or(hn::ShiftRight<32>(even),
-                             hn::And(odd, hn::Set(du64, ~std::uint64_t{0} << 32))));
-  return hn::Add(carried,
-                 hn::Add(hn::Mul(high, position_low), hn::Mul(low, position_high)));
+  const VU carried = hn::BitCast(
+      du, hn::Or(hn::ShiftRight<32>(even), hn::And(odd, hn::Set(du64, ~std::uint64_t{0} << 32))));
+  return hn::Add(carried, hn::Add(hn::Mul(high, position_low), hn::Mul(low, position_high)));
 #endif
 }
 
@@ -54,8 +52,8 @@ HWY_INLINE SinCos ExactSinCos(const Angles& angles, std::int64_t row, std::int64
   const DF d;
   const DU du;
   const std::uint32_t* turns = angles.turns + row * angles.RowSize() + j;
-  const SinCos exact = SinCosTurns(
-      PhaseOf(hn::Load(du, turns), hn::Load(du, turns + angles.width), position));
+  const SinCos exact =
+      SinCosTurns(PhaseOf(hn::Load(du, turns), hn::Load(du, turns + angles.width), position));
   const VF nan = hn::Load(d, angles.poison + row * angles.width + j);
   return {hn::Add(exact.sin, nan), hn::Add(exact.cos, nan)};
 }
@@ -170,8 +168,7 @@ HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, std::int64_t
       new_base = new_base || begin[axis] != block_begin;
       begin[axis] = block_begin;
     }
-    const std::int64_t run =
-        std::min({tokens - done, left, angles.block - step[last_axis]});
+    const std::int64_t run = std::min({tokens - done, left, angles.block - step[last_axis]});
     for (std::int64_t j = 0; j < width; j += lanes) {
       const std::int64_t chunk_begin = j / chunk * chunk;
       const int vector = static_cast<int>((j - chunk_begin) / lanes);
@@ -180,17 +177,18 @@ HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, std::int64_t
         return OfAxes<T>(angles, range, chunk_begin, vector, of);
       };
       if (new_base) {
-        StoreSinCos(of_axes([&](int axis) HWY_ATTR {
-                      return ExactSinCos(angles, row, j, begin[axis]);
-                    }),
-                    base + j, width);
+        StoreSinCos(
+            of_axes([&](int axis) HWY_ATTR { return ExactSinCos(angles, row, j, begin[axis]); }),
+            base + j, width);
       }
       const SinCos from = LoadSinCos(base + j, width);
       const auto at_token = [&](std::int64_t i) HWY_ATTR {
         return AddAngles(from, of_axes([&](int axis) HWY_ATTR {
-          const std::int64_t at = step[axis] + (axis == last_axis ? i : 0);
-          return LoadSinCos(angles.steps + (at * angles.rows + row) * angles.RowSize() + j, width);
-        }));
+                           const std::int64_t at = step[axis] + (axis == last_axis ? i : 0);
+                           return LoadSinCos(
+                               angles.steps + (at * angles.rows + row) * angles.RowSize() + j,
+                               width);
+                         }));
       };
       float* cos = to + done * stride + j;
       if (range.last == last_axis) {
@@ -250,22 +248,21 @@ HWY_INLINE void FillRowFromTable(const Angles& angles, std::int64_t row, std::in
   const float* axis_rows[Dims::kMaxRank];
   std::int64_t begin = 0;
   for (int axis = 0; axis < angles.axes(); ++axis) {
-    axis_rows[axis] = angles.table + row * angles.table_row +
-                      (begin + index.at[axis]) * angles.table_index;
+    axis_rows[axis] =
+        angles.table + row * angles.table_row + (begin + index.at[axis]) * angles.table_index;
     begin += angles.shape[axis];
   }
   for (std::int64_t j = 0; j < angles.width; j += chunk) {
     const AxisRange range(angles, j);
     if (range.first == range.last && j + chunk <= angles.count) {
-      StorePairsAsTable<T>(axis_rows[range.first] + 2 * (j - range.first * angles.per_axis),
-                           to + j, angles.width);
+      StorePairsAsTable<T>(axis_rows[range.first] + 2 * (j - range.first * angles.per_axis), to + j,
+                           angles.width);
       continue;
     }
     float pairs[2 * kMaxChunk] = {};
     for (int axis = range.first; axis <= range.last; ++axis) {
       const std::int64_t from = std::max(j, axis * angles.per_axis);
-      const std::int64_t end =
-          std::min({j + chunk, (axis + 1) * angles.per_axis, angles.count});
+      const std::int64_t end = std::min({j + chunk, (axis + 1) * angles.per_axis, angles.count});
       std::memcpy(pairs + 2 * (from - j), axis_rows[axis] + 2 * (from - axis * angles.per_axis),
                   static_cast<std::size_t>(2 * (end - from)) * sizeof(float));
     }

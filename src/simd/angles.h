@@ -21,13 +21,13 @@ namespace attnops {
 // in the storage order of the tensors' type, so that a chunk of cos or sin meets a chunk of the
 // tensor lane by lane.
 struct Angles {
-  Dims shape;                      // of the grid, the last axis fastest
-  std::int64_t offset = 0;         // of the indices, in a grid of one axis
-  std::int64_t count = 0;          // angles of a row, without padding
-  std::int64_t per_axis = 0;       // angle c belongs to axis c / per_axis
+  Dims shape;                 // of the grid, the last axis fastest
+  std::int64_t offset = 0;    // of the indices, in a grid of one axis
+  std::int64_t count = 0;     // angles of a row, without padding
+  std::int64_t per_axis = 0;  // angle c belongs to axis c / per_axis
   std::int64_t rows = 0;
   std::int64_t width = 0;
-  std::int64_t block = 0;          // indices in a block
+  std::int64_t block = 0;  // indices in a block
   // Computed on the fly:
   std::uint32_t* turns = nullptr;  // (rows, 2, width): theta / 2π, its bits below 2^-32 second
   float* poison = nullptr;         // (rows, width): NaN where theta is not finite, else 0

@@ -112,8 +112,7 @@ HWY_INLINE Pack<N> Scale(const ExpParts<N>& e) {
 #if ATTNOPS_SCALE_INSTRUCTION
     return VF{_mm512_scalef_ps(e.p.v[i].raw, e.n.v[i].raw)};
 #else
-    return hn::Mul(e.p.v[i],
-                   hn::BitCast(DF(), hn::ShiftLeft<23>(hn::BitCast(DU(), e.n.v[i]))));
+    return hn::Mul(e.p.v[i], hn::BitCast(DF(), hn::ShiftLeft<23>(hn::BitCast(DU(), e.n.v[i]))));
 #endif
   });
 }

@@ -3,8 +3,8 @@
 
 #include "attnops/md_lrpe_cosine.h"
 #include "src/core/checks.h"
-#include "src/core/parallel.h"
 #include "src/core/numeric.h"
+#include "src/core/parallel.h"
 #include "src/core/scratch.h"
 #include "src/ops/md_lrpe_cosine/shape.h"
 #include "src/simd/encoding/encoding.h"
@@ -14,8 +14,8 @@ namespace {
 
 constexpr char kOp[] = "lrpe_table";
 
-void Check(const ConstTensorView& theta, const Dims& shape, std::int64_t d,
-           const TensorView& table, std::int64_t offset) {
+void Check(const ConstTensorView& theta, const Dims& shape, std::int64_t d, const TensorView& table,
+           std::int64_t offset) {
   md_lrpe_cosine::CheckGrid(kOp, shape);
   CheckTheta(kOp, theta, theta.dtype(), theta.rank() == 2 ? theta.shape(0) : 0);
   if (d < 0) Fail(kOp, "d must not be negative; it is ", d);

@@ -88,8 +88,8 @@ void CheckTable(const ConstTensorView& x, const ConstTensorView& table,
     Fail(kOp, "table has ", table.shape(1), " positions; shape has ", positions);
   }
   if (table.shape(0) != x.shape(1) && table.shape(0) != 1) {
-    Fail(kOp, "table has ", table.shape(0), " heads; x has ", x.shape(1), " (expected ",
-         x.shape(1), " or 1)");
+    Fail(kOp, "table has ", table.shape(0), " heads; x has ", x.shape(1), " (expected ", x.shape(1),
+         " or 1)");
   }
   if (table.size() > 0 && table.shape(2) > 1 && table.stride(2) != 2) {
     Fail(kOp, "table must be contiguous in its last two axes; its strides are ",
@@ -132,8 +132,8 @@ SoftmaxAxis CheckCall(const ConstTensorView& x, const Source& source,
   } else {
     CheckTheta(kOp, *source.theta, x.dtype(), x.shape(1));
   }
-  md_lrpe_cosine::CheckAngles(kOp, source.table != nullptr ? "table" : "theta",
-                              source.PerAxis(), options.shape, x.shape(3));
+  md_lrpe_cosine::CheckAngles(kOp, source.table != nullptr ? "table" : "theta", source.PerAxis(),
+                              options.shape, x.shape(3));
   md_lrpe_cosine::CheckGridOffset(kOp, options.shape, options.offset);
   return axis;
 }

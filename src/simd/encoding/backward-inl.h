@@ -46,16 +46,15 @@ struct BackwardElements : BackwardKernel<E> {
     const Row<T>& row = rows[0];
     BackwardKernel<E>::DecodeRow(
         shape, row,
-        [&]<int K>(std::size_t j, std::size_t n, const Piece<kParts, K>& dy)
-            ATTNOPS_INLINE_LAMBDA {
-              if constexpr (Act::kUsesX) {
-                const auto dx = Act::template Backward<AccuracyFor<T>()>(
-                    LoadPiece<kParts, K>(shape, row.x, j, n), dy);
-                StorePiece<kParts, K>(shape, dx, row.out, j, n);
-              } else {
-                StorePiece<kParts, K>(shape, dy, row.out, j, n);
-              }
-            });
+        [&]<int K>(std::size_t j, std::size_t n, const Piece<kParts, K>& dy) ATTNOPS_INLINE_LAMBDA {
+          if constexpr (Act::kUsesX) {
+            const auto dx = Act::template Backward<AccuracyFor<T>()>(
+                LoadPiece<kParts, K>(shape, row.x, j, n), dy);
+            StorePiece<kParts, K>(shape, dx, row.out, j, n);
+          } else {
+            StorePiece<kParts, K>(shape, dy, row.out, j, n);
+          }
+        });
   }
 };
 
@@ -79,12 +78,11 @@ struct BackwardFeatures : BackwardKernel<E> {
       VF dot = hn::Zero(d);
       BackwardKernel<E>::DecodeRow(
           shape, rows[r],
-          [&]<int K>(std::size_t j, std::size_t, const Piece<kParts, K>& dy)
-              ATTNOPS_INLINE_LAMBDA {
-                // The padding of the exponentials is 0, so that of dy does not count.
-                dot = hn::Add(dot, SumOfVectors(Mul(LoadTable<kParts, K>(shape, e, j), dy)));
-                StoreTable<kParts, K>(shape, dy, dys, j);
-              });
+          [&]<int K>(std::size_t j, std::size_t, const Piece<kParts, K>& dy) ATTNOPS_INLINE_LAMBDA {
+            // The padding of the exponentials is 0, so that of dy does not count.
+            dot = hn::Add(dot, SumOfVectors(Mul(LoadTable<kParts, K>(shape, e, j), dy)));
+            StoreTable<kParts, K>(shape, dy, dys, j);
+          });
       means[r] = hn::Mul(hn::SumOfLanes(d, dot), scales[r]);
     }
     for (int r = 0; r < kRows; ++r) {
@@ -95,8 +93,8 @@ struct BackwardFeatures : BackwardKernel<E> {
             constexpr int kVectors = 2 * kParts * K;
             const auto p = Mul(LoadTable<kParts, K>(shape, e, j), Fill<kVectors>(scales[r]));
             const auto dy = LoadTable<kParts, K>(shape, dys, j);
-            StorePiece<kParts, K>(shape, Mul(p, Sub(dy, Fill<kVectors>(means[r]))),
-                                          rows[r].out, j, n);
+            StorePiece<kParts, K>(shape, Mul(p, Sub(dy, Fill<kVectors>(means[r]))), rows[r].out, j,
+                                  n);
           });
     }
   }
@@ -114,15 +112,14 @@ struct BackwardSequence : BackwardKernel<E> {
     const float* mean = scale + kParts * shape.width;
     BackwardKernel<E>::DecodeRow(
         shape, row,
-        [&]<int K>(std::size_t j, std::size_t n, const Piece<kParts, K>& dy)
-            ATTNOPS_INLINE_LAMBDA {
-              const auto e =
-                  ExpDifference<AccuracyFor<T>()>(LoadPiece<kParts, K>(shape, row.x, j, n),
-                                                  LoadTable<kParts, K>(shape, row.columns, j));
-              const auto p = Mul(e, LoadTable<kParts, K>(shape, scale, j));
-              const auto dx = Mul(p, Sub(dy, LoadTable<kParts, K>(shape, mean, j)));
-              StorePiece<kParts, K>(shape, dx, row.out, j, n);
-            });
+        [&]<int K>(std::size_t j, std::size_t n, const Piece<kParts, K>& dy) ATTNOPS_INLINE_LAMBDA {
+          const auto e =
+              ExpDifference<AccuracyFor<T>()>(LoadPiece<kParts, K>(shape, row.x, j, n),
+                                              LoadTable<kParts, K>(shape, row.columns, j));
+          const auto p = Mul(e, LoadTable<kParts, K>(shape, scale, j));
+          const auto dx = Mul(p, Sub(dy, LoadTable<kParts, K>(shape, mean, j)));
+          StorePiece<kParts, K>(shape, dx, row.out, j, n);
+        });
   }
 };
 

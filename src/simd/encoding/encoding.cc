@@ -71,9 +71,7 @@ struct Work {
     return std::min(DivideUp(batches, 4), DivideUp(kTasks, places));
   }
 
-  bool InPrefix(const EncodingRegion& region) const {
-    return region.token_begin < problem.prefix;
-  }
+  bool InPrefix(const EncodingRegion& region) const { return region.token_begin < problem.prefix; }
 
   // The angles of a region's tokens, made at `table`; none for those of the prefix.
   AngleTable FillTable(const EncodingRegion& region, float* table) const {
@@ -93,15 +91,11 @@ struct Work {
                           std::int64_t batch_end) const {
     const bool prefix = block < PrefixBlocks();
     const std::int64_t start = prefix ? 0 : problem.prefix;
-    const std::int64_t token =
-        start + (block - (prefix ? 0 : PrefixBlocks())) * angles.block;
+    const std::int64_t token = start + (block - (prefix ? 0 : PrefixBlocks())) * angles.block;
     const std::int64_t head = head_begin + group * head_group;
-    return {batch_begin,
-            batch_end,
-            token,
-            std::min(prefix ? problem.prefix : problem.N, token + angles.block),
-            head,
-            std::min(head_end, head + head_group)};
+    return {batch_begin, batch_end,
+            token,       std::min(prefix ? problem.prefix : problem.N, token + angles.block),
+            head,        std::min(head_end, head + head_group)};
   }
 
   void Apply(const EncodingRegion& region, float* memory, const EncodingColumns& columns) const {
@@ -280,19 +274,17 @@ void RunEncoding(EncodingCall call) {
   const std::int64_t bytes =
       problem.B * problem.N * problem.H * problem.part * out_parts * SizeOf(call.dtype);
   problem.stream = bytes >= kStreamBytes && IsAligned(problem, work.kernels, call.dtype);
-  problem.tokens_inner =
-      problem.H == 1 || (problem.N > 1 && problem.out.token < problem.out.head);
+  problem.tokens_inner = problem.H == 1 || (problem.N > 1 && problem.out.token < problem.out.head);
   work.problem = problem;
   work.workers = bytes < kSerialBytes ? 1 : MaxWorkers();
 
   Angles& angles = work.angles;
   angles = AnglesOf(call.angles, problem.part, work.kernels.chunk);
   const std::int64_t table_bytes = problem.tokens_inner ? kHeadTableBytes : kTableBytes;
-  work.head_group =
-      angles.rows == 1
-          ? problem.H
-          : std::clamp<std::int64_t>(table_bytes / (angles.block * angles.RowSize() * kFloat), 1,
-                                     problem.H);
+  work.head_group = angles.rows == 1 ? problem.H
+                                     : std::clamp<std::int64_t>(
+                                           table_bytes / (angles.block * angles.RowSize() * kFloat),
+                                           1, problem.H);
 
   const SequencePlan plan(work, call.pass);
   const bool sequence = call.axis == SoftmaxAxis::kSequence;

@@ -30,9 +30,8 @@ struct ForwardKernel {
     ForEachPiece<E>(
         shape, shape.encoded, [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
           StorePiece<2, K>(
-              shape,
-              EncodePiece<E, K, T>(shape, y.template operator()<K>(j, n), row.cos, j, n), row.out,
-              j, n);
+              shape, EncodePiece<E, K, T>(shape, y.template operator()<K>(j, n), row.cos, j, n),
+              row.out, j, n);
         });
   }
 };
@@ -45,11 +44,11 @@ struct ForwardElements : ForwardKernel<E> {
   template <int kRows, typename T>
   static HWY_INLINE void Run(const RowShape& shape, const Row<T>* rows, float* /*scratch*/) {
     const T* x = rows[0].x;
-    ForwardKernel<E>::EncodeRow(
-        shape, rows[0], [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-          return Act::template Forward<AccuracyFor<T>()>(
-              LoadPiece<E::kPlainParts, K>(shape, x, j, n));
-        });
+    ForwardKernel<E>::EncodeRow(shape, rows[0],
+                                [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+                                  return Act::template Forward<AccuracyFor<T>()>(
+                                      LoadPiece<E::kPlainParts, K>(shape, x, j, n));
+                                });
   }
 };
 

@@ -119,21 +119,21 @@ HWY_AFTER_NAMESPACE();
 // For a file that is compiled for every target: the function `name`, which returns the kernels of
 // an encoding's rows and a type. The first for each target, the second once.
 #undef ATTNOPS_TARGET_KERNELS
-#define ATTNOPS_TARGET_KERNELS(name, rows, type)                                               \
-  HWY_BEFORE_NAMESPACE();                                                                      \
-  namespace attnops::HWY_NAMESPACE {                                                           \
-  EncodingKernels name##OfTarget(Pass pass, Activation::Kind act, SoftmaxAxis axis) {          \
-    return KernelsOf<rows, type>(pass, act, axis);                                             \
-  }                                                                                            \
-  }                                                                                            \
+#define ATTNOPS_TARGET_KERNELS(name, rows, type)                                      \
+  HWY_BEFORE_NAMESPACE();                                                             \
+  namespace attnops::HWY_NAMESPACE {                                                  \
+  EncodingKernels name##OfTarget(Pass pass, Activation::Kind act, SoftmaxAxis axis) { \
+    return KernelsOf<rows, type>(pass, act, axis);                                    \
+  }                                                                                   \
+  }                                                                                   \
   HWY_AFTER_NAMESPACE()
 #undef ATTNOPS_EXPORT_KERNELS
-#define ATTNOPS_EXPORT_KERNELS(name)                                                           \
-  namespace attnops {                                                                          \
-  HWY_EXPORT(name##OfTarget);                                                                  \
-  EncodingKernels name(Pass pass, Activation::Kind act, SoftmaxAxis axis) {                    \
-    return ATTNOPS_DISPATCH(name##OfTarget)(pass, act, axis);                                  \
-  }                                                                                            \
+#define ATTNOPS_EXPORT_KERNELS(name)                                        \
+  namespace attnops {                                                       \
+  HWY_EXPORT(name##OfTarget);                                               \
+  EncodingKernels name(Pass pass, Activation::Kind act, SoftmaxAxis axis) { \
+    return ATTNOPS_DISPATCH(name##OfTarget)(pass, act, axis);               \
+  }                                                                         \
   }  // namespace attnops
 
 #endif  // ATTNOPS_SRC_SIMD_ENCODING_KERNELS_INL_H_

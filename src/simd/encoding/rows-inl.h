@@ -107,8 +107,9 @@ HWY_INLINE Pack<2 * kParts, MF> FirstOfParts(std::size_t n) {
   }
 }
 
-// The encodings; kHasPrefix where some tokens may be without a position. Encode turns a plain piece into an encoded one, with the angles at `cos`;
-// Decode is its transpose, and its inverse for kRotate.
+// The encodings; kHasPrefix where some tokens may be without a position. Encode turns a plain piece
+// into an encoded one, with the angles at `cos`; Decode is its transpose, and its inverse for
+// kRotate.
 
 struct RotateRows {
   static constexpr int kPlainParts = 2;
@@ -293,8 +294,8 @@ HWY_INLINE void ForEachRowSet(const EncodingProblem& problem, const EncodingRegi
     for (std::int64_t b = region.batch_begin; b < region.batch_end; ++b) {
       const bool last = b + 1 == region.batch_end;
       Row<T> row = first_row(o, b);
-      Row<T> next = last ? first_row(std::min(o + 1, outer - 1), region.batch_begin)
-                         : first_row(o, b + 1);
+      Row<T> next =
+          last ? first_row(std::min(o + 1, outer - 1), region.batch_begin) : first_row(o, b + 1);
       int count = 0;
       for (std::int64_t i = 0; i < inner; ++i) {
         if constexpr (Kernel::kReadsX) {

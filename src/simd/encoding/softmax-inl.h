@@ -25,25 +25,25 @@ constexpr float kModerate = 64.0f;
 // exp(x − shift) of a row at `to`, 0 in the padding; returns the sums of the lanes. Without
 // kShift it is exp(x), and `magnitude` becomes the lanes' largest |x|.
 template <class E, bool kShift, typename T>
-HWY_INLINE VF ExpOfFeatures(const RowShape& shape, const T* x, VF shift, float* to,
-                            VF& magnitude) {
+HWY_INLINE VF ExpOfFeatures(const RowShape& shape, const T* x, VF shift, float* to, VF& magnitude) {
   constexpr int kParts = E::kPlainParts;
   VF total = hn::Zero(DF());
   magnitude = hn::Zero(DF());
-  ForEachPiece<E>(
-      shape, shape.part, [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-        const Piece<kParts, K> v = LoadPiece<kParts, K>(shape, x, j, n);
-        Piece<kParts, K> e;
-        if constexpr (kShift) {
-          e = ExpDifference<AccuracyFor<T>()>(v, Fill<2 * kParts * K>(shift));
-        } else {
-          magnitude = hn::Max(magnitude, MaxOfVectors(Abs(v)));
-          e = ExpWithin87<AccuracyFor<T>()>(v);
-        }
-        if constexpr (K == 1) e = Select(FirstOfParts<kParts, T>(n), e, Fill<2 * kParts>(0.0f));
-        total = hn::Add(total, SumOfVectors(e));
-        StoreTable<kParts, K>(shape, e, to, j);
-      });
+  ForEachPiece<E>(shape, shape.part,
+                  [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+                    const Piece<kParts, K> v = LoadPiece<kParts, K>(shape, x, j, n);
+                    Piece<kParts, K> e;
+                    if constexpr (kShift) {
+                      e = ExpDifference<AccuracyFor<T>()>(v, Fill<2 * kParts * K>(shift));
+                    } else {
+                      magnitude = hn::Max(magnitude, MaxOfVectors(Abs(v)));
+                      e = ExpWithin87<AccuracyFor<T>()>(v);
+                    }
+                    if constexpr (K == 1)
+                      e = Select(FirstOfParts<kParts, T>(n), e, Fill<2 * kParts>(0.0f));
+                    total = hn::Add(total, SumOfVectors(e));
+                    StoreTable<kParts, K>(shape, e, to, j);
+                  });
   return total;
 }
 
@@ -100,8 +100,8 @@ void AddColumns(const EncodingProblem& problem, const EncodingRegion& region,
     return DecodePiece<E, K, T>(shape, d, cos, j, n);
   };
   // Adds to the columns [j, j+n) of a (b,h).
-  const auto add = [&]<int K>(std::int64_t b, std::int64_t h, std::size_t j, std::size_t n)
-                       ATTNOPS_INLINE_LAMBDA {
+  const auto add = [&]<int K>(std::int64_t b, std::int64_t h, std::size_t j,
+                              std::size_t n) ATTNOPS_INLINE_LAMBDA {
     float* shifts = columns.At(b, h);
     float* sums_row = shifts + kParts * shape.width;
     float* dots_row = sums_row + kParts * shape.width;
@@ -147,13 +147,13 @@ void AddColumns(const EncodingProblem& problem, const EncodingRegion& region,
       StoreTable<kParts, K>(shape, Mul(LoadTable<kParts, K>(shape, sums_row, j), scale), sums_row,
                             j);
       if constexpr (kPass == Pass::kBackward) {
-        StoreTable<kParts, K>(shape, Mul(LoadTable<kParts, K>(shape, dots_row, j), scale),
-                              dots_row, j);
+        StoreTable<kParts, K>(shape, Mul(LoadTable<kParts, K>(shape, dots_row, j), scale), dots_row,
+                              j);
       }
       sums = sum_tokens(new_shift);
     }
-    StoreTable<kParts, K>(shape, Add(LoadTable<kParts, K>(shape, sums_row, j), sums.sum),
-                          sums_row, j);
+    StoreTable<kParts, K>(shape, Add(LoadTable<kParts, K>(shape, sums_row, j), sums.sum), sums_row,
+                          j);
     if constexpr (kPass == Pass::kBackward) {
       StoreTable<kParts, K>(shape, Add(LoadTable<kParts, K>(shape, dots_row, j), sums.dot),
                             dots_row, j);
