@@ -131,9 +131,11 @@ $(LINTER): Makefile | $(VENV_PYTHON)
 	@scripts/setup.sh pip '$(RUFF)'
 	@touch $@
 
-# The wheel's own CMake tree is kept, so that a change compiles only what it touches.
-$(PACKAGE): $(ENVIRONMENT) $(SOURCES) | debs
+# The wheel's own CMake tree is kept, so that a change compiles only what it touches, and takes the
+# kernels from the C++ library.
+$(PACKAGE): $(ENVIRONMENT) $(SOURCES) | build-cpp
 	@echo 'installing attnops in .venv'
 	@scripts/setup.sh pip --no-build-isolation --no-deps --force-reinstall \
-	  --config-settings=build-dir=build/wheel .
+	  --config-settings=build-dir=build/wheel \
+	  --config-settings=cmake.define.ATTNOPS_PREBUILT=$(CURDIR)/build/release/libattnops.a .
 	@touch $@

@@ -279,7 +279,7 @@ void FillTable(const Angles& angles, std::int64_t row_begin, std::int64_t row_en
   const std::int64_t stride = (row_end - row_begin) * angles.RowSize();
   for (std::int64_t row = row_begin; row < row_end; ++row) {
     float* to = table + (row - row_begin) * angles.RowSize();
-    if (angles.table != nullptr) {
+    if (angles.from_table) {
       for (std::int64_t i = 0; i < tokens; ++i) {
         FillRowFromTable<T>(angles, row, first + i, to + i * stride);
       }

@@ -32,7 +32,8 @@ struct Angles {
   std::uint32_t* turns = nullptr;  // (rows, 2, width): theta / 2π, its bits below 2^-32 second
   float* poison = nullptr;         // (rows, width): NaN where theta is not finite, else 0
   float* steps = nullptr;          // (block, rows, 2, width): cos and sin of i·theta
-  // Or read from a table (rows, Σ shape, per_axis, 2), which is then not null:
+  // Or read from a table (rows, Σ shape, per_axis, 2), whose data is null if the grid is empty:
+  bool from_table = false;
   const float* table = nullptr;
   std::int64_t table_row = 0, table_index = 0;  // its strides
 

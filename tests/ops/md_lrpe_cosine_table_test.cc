@@ -74,6 +74,21 @@ TEST(MdLrpeCosineTable, ServesSeveralTensors) {
   });
 }
 
+// The table of an empty grid has no memory: only the prefix is there, and it needs none.
+TEST(MdLrpeCosineTable, OfAnEmptyGridHasNoData) {
+  const std::vector<float> x = {1, 2, 3, 4};
+  OnEveryTarget([&] {
+    std::vector<float> out(8, -1.0f), dx(4, -1.0f);
+    const MdLrpeCosineOptions options{.shape = {0}, .l = 2};
+    const ConstTensorView table(nullptr, DType::kFloat32, {1, 0, 2, 2});
+    MdLrpeCosineWithTable({x.data(), {1, 1, 2, 2}}, table, {out.data(), {1, 1, 2, 4}}, options);
+    EXPECT_EQ(out, (std::vector<float>{1, 2, 0, 0, 3, 4, 0, 0}));
+    MdLrpeCosineBackwardWithTable({x.data(), {1, 1, 2, 2}}, table, {out.data(), {1, 1, 2, 4}},
+                                  {dx.data(), {1, 1, 2, 2}}, options);
+    EXPECT_EQ(dx, x);
+  });
+}
+
 // What a table holds does not depend on the d that it is checked against.
 TEST(MdLrpeCosineTable, TheNumberOfFeaturesOnlyBoundsIt) {
   OnEveryTarget([&] {

@@ -233,6 +233,7 @@ Angles AnglesOf(const AngleSource& source, std::int64_t count, std::int64_t chun
   angles.per_axis = source.per_axis;
   angles.width = RoundUp(count, chunk);
   if (source.table != nullptr) {
+    angles.from_table = true;
     angles.table = static_cast<const float*>(source.table->data());
     angles.rows = source.table->shape(0);
     angles.table_row = source.table->stride(0);
@@ -247,7 +248,7 @@ Angles AnglesOf(const AngleSource& source, std::int64_t count, std::int64_t chun
 }
 
 std::size_t AnglesScratch(const Angles& angles) {
-  if (angles.table != nullptr) return 0;
+  if (angles.from_table) return 0;
   const std::int64_t count = angles.rows * angles.width;
   return Scratch::Size<std::uint32_t>(2 * count) + Scratch::Size<float>(count) +
          Scratch::Size<float>(angles.block * 2 * count);
@@ -291,7 +292,7 @@ void RunEncoding(EncodingCall call) {
   Scratch scratch(AnglesScratch(angles) +
                   Scratch::Size<float>(work.workers * work.WorkerScratch()) +
                   (sequence ? Scratch::Size<float>(plan.StatisticsSize()) : 0));
-  if (angles.table == nullptr) StartAngles(work.kernels, *call.angles.theta, scratch, angles);
+  if (!angles.from_table) StartAngles(work.kernels, *call.angles.theta, scratch, angles);
   if (sequence) {
     RunSequence(work, plan, call.pass, scratch);
   } else {

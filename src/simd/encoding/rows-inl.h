@@ -21,11 +21,14 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// Rows are worked on in pieces of K chunks of each part. K is such that, where registers allow
-// it, a piece has eight vectors: they hide the latency of a multiply-add, four do not.
+// Rows are worked on in pieces of up to this many chunks, half as many of each of two parts. On
+// AVX-512 that is eight vectors: they hide the latency of a multiply-add, four do not. Targets of
+// old CPUs have small pieces, for small kernels.
 #undef ATTNOPS_PIECE_CHUNKS
 #if HWY_TARGET == HWY_AVX3
 #define ATTNOPS_PIECE_CHUNKS 4
+#elif HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
+#define ATTNOPS_PIECE_CHUNKS 1
 #else
 #define ATTNOPS_PIECE_CHUNKS 2
 #endif
@@ -113,7 +116,7 @@ HWY_INLINE Pack<2 * kParts, MF> FirstOfParts(std::size_t n) {
 
 struct RotateRows {
   static constexpr int kPlainParts = 2;
-  static constexpr int kPieceChunks = ATTNOPS_PIECE_CHUNKS / 2;
+  static constexpr int kPieceChunks = std::max(1, ATTNOPS_PIECE_CHUNKS / 2);
   static constexpr bool kHasPrefix = false;
 
   template <int K>

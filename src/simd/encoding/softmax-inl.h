@@ -87,7 +87,7 @@ template <class E, Pass kPass, typename T>
 void AddColumns(const EncodingProblem& problem, const EncodingRegion& region,
                 const AngleTable& table, const EncodingColumns& columns, bool first) {
   constexpr int kParts = E::kPlainParts;
-  constexpr int kTokens = ATTNOPS_PIECE_CHUNKS / 2;  // at a time
+  constexpr int kTokens = std::max(1, ATTNOPS_PIECE_CHUNKS / 2);  // at a time
   const RowShape shape(problem, table);
   const auto x_of = [&]<int K>(std::int64_t b, std::int64_t t, std::int64_t h, std::size_t j,
                                std::size_t n) ATTNOPS_INLINE_LAMBDA {
@@ -170,8 +170,8 @@ void AddColumns(const EncodingProblem& problem, const EncodingRegion& region,
           }
         }
       }
-      // Four vectors of columns, and where registers allow it two tokens.
-      constexpr int K = 2 / kParts;
+      // Four vectors of columns at the most, and where registers allow it two tokens.
+      constexpr int K = std::min(2, ATTNOPS_PIECE_CHUNKS) / kParts;
       const std::size_t chunk = ChunkSize();
       std::size_t j = 0;
       if constexpr (K == 2) {
