@@ -2,16 +2,17 @@
 
 The peers are the quickest of the forms tried (bf16, B=12, L = 1000 to 4106, two threads):
 
-- cos and sin are computed for the positions of each axis, spread over the grid to (H,L,D), with 1
-  and 0 for the tokens in front: then all tokens are alike. This is apart from the encoding, since
-  in one compiled function Inductor computes them again for every batch (1.4x forward). Reading the
-  small tables of the axes inside the encoding instead costs 1.2x in 2-d and 1.8x in 3-d.
+- cos and sin are computed for the positions of each axis, then spread over the grid to (H,L,D),
+  with 1 and 0 for the tokens in front: then all tokens are alike. Compiled, these are two functions
+  and the encoding is a third, since in one Inductor computes them again for every token and batch
+  (1.4x forward). Reading the small tables of the axes inside the encoding costs 1.2x in 2-d
+  and 1.8x in 3-d.
 - Compiled: `cat` of the rounded halves; `stack` and a product with stacked cos and sin are as
-  quick, slices of an output made before cost 2x. Forward lays the result out as (H,L,B,2D) in
-  memory, so that a row of cos and sin serves all batches: 1.1x to 1.2x quicker in the type, 1.3x
-  to 1.4x in float32. Loops in that order that write a contiguous result were slower than `cat`.
-  The backward does gain from them, 1.1x to 1.8x: a compiled loop over (H,L,B) into a contiguous
-  dx, in an autograd function.
+  quick, slices of an output made before cost 2x. The result is contiguous, as that of attnops: laid
+  out as (H,L,B,2D), where a row of cos and sin serves all batches, it would be 1.1x to 1.4x
+  quicker, for whoever can use that. Loops in that order that write a contiguous result were slower
+  than `cat`. The backward does gain from them, 1.1x to 1.8x: a compiled loop over (H,L,B) into a
+  contiguous dx, in an autograd function.
 - Eager: forward in the type is one product with stacked cos and sin; upcast, x is converted once
   and the halves copied into the output. For the backward an autograd function with `addcmul_`:
   1.3x quicker than what autograd makes of `cat`, 2.6x than of the stacked product.
@@ -54,36 +55,36 @@ def _features(case: Case) -> list[int]:
     return [min(most, DIM - begin) for begin in accumulate([0, *[most] * (len(grid(case)) - 1)])]
 
 
-def _cos_sin(case: Case, dtype: torch.dtype) -> Callable[[torch.Tensor], CosSin]:
+def _cos_sin(
+    case: Case, dtype: torch.dtype, wrap: Callable[[Callable], Callable]
+) -> Callable[[torch.Tensor], CosSin]:
     """cos and sin (H,L,D) from theta; their angles are products in float32."""
     sides, l, features = grid(case), case.options["l"], _features(case)
 
-    def spread(values: torch.Tensor, axis: int) -> torch.Tensor:
-        view = [HEADS, *(1,) * len(sides), values.shape[-1]]
-        view[1 + axis] = sides[axis]
-        return values.to(dtype).view(view).expand(HEADS, *sides, -1)
-
-    def build(theta: torch.Tensor) -> CosSin:
-        cos, sin = [], []
-        for axis, (side, count) in enumerate(zip(sides, features, strict=True)):
+    def of_axes(theta: torch.Tensor) -> list[torch.Tensor]:
+        tables = []
+        for side, count in zip(sides, features, strict=True):
             angle = torch.arange(side, dtype=torch.float32)[:, None] * theta[:, None, :count]
-            cos.append(spread(angle.cos(), axis))
-            sin.append(spread(angle.sin(), axis))
-        return (
-            F.pad(torch.cat(cos, -1).flatten(1, -2), (0, 0, l, 0), value=1.0),
-            F.pad(torch.cat(sin, -1).flatten(1, -2), (0, 0, l, 0)),
-        )
+            tables += [angle.cos().to(dtype), angle.sin().to(dtype)]
+        return tables
 
-    return build
+    def spread(tables: list[torch.Tensor], front: float) -> torch.Tensor:
+        rows = []
+        for axis, table in enumerate(tables):
+            view = [HEADS, *(1,) * len(sides), table.shape[-1]]
+            view[1 + axis] = sides[axis]
+            rows.append(table.view(view).expand(HEADS, *sides, -1))
+        return F.pad(torch.cat(rows, -1).flatten(1, -2), (0, 0, l, 0), value=front)
+
+    def over_grid(tables: list[torch.Tensor]) -> CosSin:
+        return spread(tables[::2], 1.0), spread(tables[1::2], 0.0)
+
+    of_axes, over_grid = wrap(of_axes), wrap(over_grid)
+    return lambda theta: over_grid(of_axes(theta))
 
 
 def _encode(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return torch.cat([(x * cos).to(x.dtype), (x * sin).to(x.dtype)], -1)
-
-
-def _encode_batch_last(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The result is (H,L,B,2D) in memory."""
-    return _encode(x.permute(1, 2, 0, 3), cos[:, :, None], sin[:, :, None]).permute(2, 0, 1, 3)
 
 
 def _encode_stacked(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -145,9 +146,10 @@ def _peer(case: Case, column: Column, theta: torch.Tensor) -> Forward:
     dtype = DTYPES[case.dtype]
     # In float32 there is nothing to convert, and the two forms are one.
     upcast = dtype != torch.float32 and column.name not in ("to", "toc")
-    build = _cos_sin(case, torch.float32 if upcast else dtype)
+    wrap = compiled if column.compiled else lambda build: build
+    build = _cos_sin(case, torch.float32 if upcast else dtype, wrap)
     if column.compiled:
-        encode, gradient = compiled(_encode_batch_last), _compiled_gradient()
+        encode, gradient = compiled(_encode), _compiled_gradient()
     elif upcast:
         encode, gradient = _encode_upcast, _gradient_upcast
     else:
@@ -157,7 +159,6 @@ def _peer(case: Case, column: Column, theta: torch.Tensor) -> Forward:
     if column.name == "toc_free":
         cos, sin = build(theta)
         return lambda x, theta: encode(x, cos, sin)
-    build = compiled(build) if column.compiled else build
     return lambda x, theta: encode(x, *build(theta))
 
 
