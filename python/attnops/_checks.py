@@ -81,6 +81,11 @@ def same_shape_and_type(op: str, name: str, value: Tensor, other_name: str, othe
         fail(
             op, f"{name} must have the shape of {other_name}, {shape(other)}; it has {shape(value)}"
         )
+    same_type(op, name, value, other_name, other)
+
+
+def same_type(op: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """As all tensors of a call must have."""
     if value.dtype != other.dtype:
         fail(
             op,

@@ -15,8 +15,8 @@ using torch::headeronly::ScalarType;
   throw Error(std::string(op) + ": " + text);
 }
 
-std::optional<DType> DTypeOf(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+std::optional<DType> DTypeOf(ScalarType type) {
+  switch (type) {
     case ScalarType::Float:
       return DType::kFloat32;
     case ScalarType::Half:
@@ -27,6 +27,7 @@ std::optional<DType> DTypeOf(const Tensor& tensor) {
       return std::nullopt;
   }
 }
+std::optional<DType> DTypeOf(const Tensor& tensor) { return DTypeOf(tensor.scalar_type()); }
 
 }  // namespace
 
@@ -51,18 +52,26 @@ TensorView ViewOf(const Tensor& tensor) {
 }
 
 Tensor NewTensor(const Tensor& like) {
-  const std::size_t bytes = static_cast<std::size_t>(like.numel()) * like.element_size();
-  if (bytes < kPoolMinimum) return torch::stable::new_empty(like, like.sizes());
+  return NewTensor(like, like.sizes(), like.scalar_type());
+}
+
+Tensor NewTensor(const Tensor& like, const Dims& shape, ScalarType type) {
+  std::array<std::int64_t, Dims::kMaxRank> sizes{};
   std::array<std::int64_t, Dims::kMaxRank> strides{};
-  std::int64_t stride = 1;
-  for (std::int64_t i = like.dim() - 1; i >= 0; --i) {
-    strides[static_cast<std::size_t>(i)] = stride;
-    stride *= like.size(i);
+  std::int64_t elements = 1;
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    sizes[static_cast<std::size_t>(i)] = shape[i];
+    strides[static_cast<std::size_t>(i)] = elements;
+    elements *= shape[i];
   }
-  return torch::stable::from_blob(PoolAllocate(bytes), like.sizes(),
-                                  torch::headeronly::IntHeaderOnlyArrayRef(
-                                      strides.data(), static_cast<std::size_t>(like.dim())),
-                                  like.device(), like.scalar_type(), PoolFree);
+  const auto rank = static_cast<std::size_t>(shape.rank());
+  const torch::headeronly::IntHeaderOnlyArrayRef all_sizes(sizes.data(), rank);
+  const std::size_t bytes = static_cast<std::size_t>(elements * SizeOf(*DTypeOf(type)));
+  if (bytes < kPoolMinimum) return torch::stable::new_empty(like, all_sizes, type);
+  return torch::stable::from_blob(
+      PoolAllocate(bytes), all_sizes,
+      torch::headeronly::IntHeaderOnlyArrayRef(strides.data(), rank), like.device(), type,
+      PoolFree);
 }
 
 Activation ActivationOf(const char* op, const char* act_name, const std::string& act,

@@ -23,6 +23,9 @@ TensorView ViewOf(const Tensor& tensor);
 // A contiguous tensor with the shape and type of `like`, not initialised.
 Tensor NewTensor(const Tensor& like);
 
+// The same with another shape and type.
+Tensor NewTensor(const Tensor& like, const Dims& shape, torch::headeronly::ScalarType type);
+
 // The activation that an `act` and its `dim` name; the names are those of the arguments.
 Activation ActivationOf(const char* op, const char* act_name, const std::string& act,
                         const char* dim_name, std::optional<std::int64_t> dim);
