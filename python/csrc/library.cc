@@ -46,7 +46,8 @@ KeptTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   constexpr char kOp[] = "flao";
   using torch::headeronly::ScalarType;
   if (keep != "none" && keep != "kv" && keep != "kv_qkv") {
-    throw Error(std::string(kOp) + ": keep must be one of none, kv, kv_qkv; it is \"" + keep + "\"");
+    throw Error(std::string(kOp) + ": keep must be one of none, kv, kv_qkv; it is \"" + keep +
+                "\"");
   }
   const Tensor q_read = Readable(kOp, "q", q);
   const Tensor k_read = Readable(kOp, "k", k);
@@ -57,9 +58,8 @@ KeptTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor
   const bool keeps_qkv = keep == "kv_qkv" && has_axes;
   const ScalarType type = q.scalar_type() == ScalarType::Half ? ScalarType::Float : q.scalar_type();
   const Tensor out = NewTensor(g);
-  const Tensor kv =
-      NewTensor(q, keeps_kv ? Dims{q.size(0), q.size(1), q.size(3), v.size(3)} : Dims{0},
-                ScalarType::Float);
+  const Tensor kv = NewTensor(
+      q, keeps_kv ? Dims{q.size(0), q.size(1), q.size(3), v.size(3)} : Dims{0}, ScalarType::Float);
   const Tensor qkv = NewTensor(q, keeps_qkv ? Dims(g.sizes()) : Dims{0}, type);
   FlaoOptions options;
   if (keeps_kv) options.kv = ViewOf(kv);

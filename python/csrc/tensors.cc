@@ -51,9 +51,7 @@ TensorView ViewOf(const Tensor& tensor) {
   return TensorView(tensor.data_ptr(), *DTypeOf(tensor), tensor.sizes(), tensor.strides());
 }
 
-Tensor NewTensor(const Tensor& like) {
-  return NewTensor(like, like.sizes(), like.scalar_type());
-}
+Tensor NewTensor(const Tensor& like) { return NewTensor(like, like.sizes(), like.scalar_type()); }
 
 Tensor NewTensor(const Tensor& like, const Dims& shape, ScalarType type) {
   std::array<std::int64_t, Dims::kMaxRank> sizes{};
@@ -68,10 +66,9 @@ Tensor NewTensor(const Tensor& like, const Dims& shape, ScalarType type) {
   const torch::headeronly::IntHeaderOnlyArrayRef all_sizes(sizes.data(), rank);
   const std::size_t bytes = static_cast<std::size_t>(elements * SizeOf(*DTypeOf(type)));
   if (bytes < kPoolMinimum) return torch::stable::new_empty(like, all_sizes, type);
-  return torch::stable::from_blob(
-      PoolAllocate(bytes), all_sizes,
-      torch::headeronly::IntHeaderOnlyArrayRef(strides.data(), rank), like.device(), type,
-      PoolFree);
+  return torch::stable::from_blob(PoolAllocate(bytes), all_sizes,
+                                  torch::headeronly::IntHeaderOnlyArrayRef(strides.data(), rank),
+                                  like.device(), type, PoolFree);
 }
 
 Activation ActivationOf(const char* op, const char* act_name, const std::string& act,

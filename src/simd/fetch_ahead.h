@@ -13,13 +13,14 @@ namespace attnops {
 // strided rows go on.
 class FetchAhead {
  public:
-  static constexpr int kMaxParts = 4;
+  static constexpr int kMaxParts = 5;
   static constexpr std::int64_t kLine = 64;
 
-  // `rows` rows of `bytes`, `stride` bytes apart.
-  void Add(const void* data, std::int64_t stride, std::int64_t bytes, std::int64_t rows) {
+  // `rows` rows of `bytes`, `stride` bytes apart, which will be read, or written.
+  void Add(const void* data, std::int64_t stride, std::int64_t bytes, std::int64_t rows,
+           bool write = false) {
     if (rows <= 0 || bytes <= 0) return;
-    parts_[count_++] = {static_cast<const char*>(data), stride, bytes, rows};
+    parts_[count_++] = {static_cast<const char*>(data), stride, bytes, rows, write};
     lines_ += rows * DivideUp(bytes, kLine);
   }
 
@@ -29,7 +30,11 @@ class FetchAhead {
   void Step() {
     for (std::int64_t i = 0; i < step_lines_ && at_ < count_; ++i) {
       Part& part = parts_[at_];
-      __builtin_prefetch(part.row + offset_, 0, 2);
+      if (part.write) {
+        __builtin_prefetch(part.row + offset_, 1, 2);
+      } else {
+        __builtin_prefetch(part.row + offset_, 0, 2);
+      }
       offset_ += kLine;
       if (offset_ < part.bytes) continue;
       offset_ = 0;
@@ -42,6 +47,7 @@ class FetchAhead {
   struct Part {
     const char* row;
     std::int64_t stride, bytes, rows;
+    bool write;
   };
   Part parts_[kMaxParts] = {};
   int count_ = 0;

@@ -37,7 +37,7 @@ constexpr std::size_t kStepsAhead = 8;
 // many columns keeps both multiply-add units busy, one of many rows and two vectors does not.
 // Two units with a latency of 4 cycles need at least 8 independent sums.
 #if HWY_TARGET == HWY_AVX3
-constexpr int kTileRows = 4;  // 6 are no faster and divide neither 64 nor 128
+constexpr int kTileRows = 4;    // 6 are no faster and divide neither 64 nor 128
 constexpr int kTileChunks = 2;  // 16 sums, four vectors and a broadcast in 32 registers
 #else
 constexpr int kTileRows = 6;
@@ -49,8 +49,9 @@ static_assert(kTileChunks <= 2);
 // f(0), …, f(N−1) with constants, written out.
 template <int N, class F>
 HWY_INLINE void ForEach(const F& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>)
-      ATTNOPS_INLINE_LAMBDA { (f(std::integral_constant<int, I>()), ...); }
+  [&]<int... I>(std::integer_sequence<int, I...>) ATTNOPS_INLINE_LAMBDA {
+    (f(std::integral_constant<int, I>()), ...);
+  }
   (std::make_integer_sequence<int, N>());
 }
 
@@ -111,12 +112,19 @@ HWY_INLINE Sums<C> AddSteps(const float* HWY_RESTRICT a, const Offsets& offsets,
 constexpr std::int64_t kRunSteps = 32;
 HWY_INLINE std::int64_t RunsOf(std::int64_t depth) { return DivideUp(depth, kRunSteps); }
 
+// Fetches what the next tile takes of a panel of the straight left operand, from this tile's.
+HWY_INLINE void FetchNextRows(const float* rows) {
+  constexpr std::size_t kLine = 64 / sizeof(float);
+  const std::size_t size = kTileRows * ChunkSize();
+  for (std::size_t i = size; i < 2 * size; i += kLine) __builtin_prefetch(rows + i, 0, 3);
+}
+
 // The tile of rows [first, first+kTileRows) of the product and C panels of b, of which b is the
 // first row. For a straight left operand the depth is a number of whole chunks.
 template <Left kLeft, int C, class Pause>
 HWY_INLINE Sums<C> MultiplyTile(const Panels& a, std::size_t first, std::size_t rows,
-                                const float* HWY_RESTRICT b, std::size_t b_panel,
-                                std::size_t depth, const Pause& pause) {
+                                const float* HWY_RESTRICT b, std::size_t b_panel, std::size_t depth,
+                                const Pause& pause) {
   const std::size_t chunk = ChunkSize();
   const auto multiply = [&](const auto& offsets, const float* from) ATTNOPS_INLINE_LAMBDA {
     Sums<C> sums = Fill<2 * C * kTileRows>(0.0f);
@@ -125,6 +133,9 @@ HWY_INLINE Sums<C> MultiplyTile(const Panels& a, std::size_t first, std::size_t 
         kLeft == Left::kStraight ? chunk : static_cast<std::size_t>(kRunSteps);
     for (std::size_t k = 0; k < depth; k += steps) {
       if (k % kRunSteps == 0) pause(static_cast<std::int64_t>(k / kRunSteps));
+      if constexpr (kLeft == Left::kStraight) {
+        FetchNextRows(a.data + first * chunk + k / chunk * static_cast<std::size_t>(a.panel));
+      }
       sums = AddSteps<kLeft, C>(from, offsets, b + k * chunk, b_panel, std::min(steps, depth - k),
                                 sums);
       from += kLeft == Left::kStraight ? static_cast<std::size_t>(a.panel) : steps * chunk;
@@ -138,9 +149,9 @@ HWY_INLINE Sums<C> MultiplyTile(const Panels& a, std::size_t first, std::size_t 
       return multiply([](auto row) ATTNOPS_INLINE_LAMBDA { return row() * kMaxChunk; },
                       a.data + first * chunk);
     } else {
-      return multiply(
-          [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()); },
-          a.data + first / chunk * static_cast<std::size_t>(a.panel) + first % chunk);
+      return multiply([](auto row)
+                          ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()); },
+                      a.data + first / chunk * static_cast<std::size_t>(a.panel) + first % chunk);
     }
   } else {
     std::size_t at[kTileRows];

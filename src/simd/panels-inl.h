@@ -73,13 +73,13 @@ HWY_INLINE void ForEachChunk(std::int64_t columns, const F& f) {
 template <typename T>
 HWY_INLINE void LoadRows(const T* from, std::int64_t stride, std::int64_t count,
                          std::int64_t columns, const Panels& to) {
-  ForEachChunk(columns, [&](std::int64_t column, std::size_t n, std::int64_t chunk)
-                            ATTNOPS_INLINE_LAMBDA {
-    float* at = to.data + chunk * to.panel;
-    for (std::int64_t row = 0; row < count; ++row, at += ChunkSize()) {
-      StoreChunk(LoadChunkN(from + row * stride + column, n), at);
-    }
-  });
+  ForEachChunk(columns,
+               [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+                 float* at = to.data + chunk * to.panel;
+                 for (std::int64_t row = 0; row < count; ++row, at += ChunkSize()) {
+                   StoreChunk(LoadChunkN(from + row * stride + column, n), at);
+                 }
+               });
 }
 
 // Sets to 0 what is beyond the (rows, columns) of a matrix in T's storage order, which is
@@ -108,11 +108,11 @@ HWY_INLINE void StoreMatrix(const Panels& from, std::int64_t rows, std::int64_t 
                             std::int64_t stride) {
   for (std::int64_t i = 0; i < rows; ++i) {
     const auto row = static_cast<std::int64_t>(StorageOffset<T>(static_cast<std::size_t>(i)));
-    ForEachChunk(columns, [&](std::int64_t column, std::size_t n, std::int64_t chunk)
-                              ATTNOPS_INLINE_LAMBDA {
-      StoreFloatsFrom<T>(LoadChunk(from.data + chunk * from.panel +
-                                   row * static_cast<std::int64_t>(ChunkSize())),
-                         to + i * stride + column, n);
+    ForEachChunk(columns, [&](std::int64_t column, std::size_t n,
+                              std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+      StoreFloatsFrom<T>(
+          LoadChunk(from.data + chunk * from.panel + row * static_cast<std::int64_t>(ChunkSize())),
+          to + i * stride + column, n);
     });
   }
 }
@@ -121,12 +121,11 @@ HWY_INLINE void LoadMatrix(const float* from, std::int64_t stride, std::int64_t 
                            std::int64_t columns, const Panels& to) {
   for (std::int64_t i = 0; i < rows; ++i) {
     const auto row = static_cast<std::int64_t>(StorageOffset<T>(static_cast<std::size_t>(i)));
-    ForEachChunk(columns, [&](std::int64_t column, std::size_t n, std::int64_t chunk)
-                              ATTNOPS_INLINE_LAMBDA {
-      StoreChunk(
-          LoadFloatsAs<T>(from + i * stride + column, n),
-          to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize()));
-    });
+    ForEachChunk(
+        columns, [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+          StoreChunk(LoadFloatsAs<T>(from + i * stride + column, n),
+                     to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize()));
+        });
   }
   ZeroPadding<T>(rows, columns, to);
 }

@@ -25,10 +25,9 @@ void CheckBoth(const FlaoSpec& spec) {
 
 // Sequences around a block of 128 tokens, features around a chunk and a tile of every target.
 TEST(FlaoAccuracy, AwkwardSizes) {
-  static constexpr Sizes kSizes[] = {{1, 1, 1, 1},     {0, 5, 7, 5},      {5, 0, 7, 5},
-                                     {1, 33, 7, 129},  {3, 2, 33, 5},     {129, 128, 33, 64},
-                                     {127, 257, 8, 9}, {17, 130, 64, 96}, {9, 6, 300, 200},
-                                     {40, 31, 65, 31}};
+  static constexpr Sizes kSizes[] = {
+      {1, 1, 1, 1},       {0, 5, 7, 5},     {5, 0, 7, 5},      {1, 33, 7, 129},  {3, 2, 33, 5},
+      {129, 128, 33, 64}, {127, 257, 8, 9}, {17, 130, 64, 96}, {9, 6, 300, 200}, {40, 31, 65, 31}};
   for (const DType dtype : kFlaoTypes) {
     for (const Sizes& s : kSizes) {
       CheckBoth({.dtype = dtype, .n = s.n, .m = s.m, .d = s.d, .e = s.e});

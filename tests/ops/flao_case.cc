@@ -65,8 +65,7 @@ void CheckResult(const char* name, const GuardedTensor& actual, const Values& ex
 std::string FlaoSpec::Describe() const {
   std::ostringstream text;
   text << Name(dtype) << " B=" << batch << " H=" << heads << " N=" << n << " M=" << m << " D=" << d
-       << " E=" << e << " layouts " << static_cast<int>(inputs) << " "
-       << static_cast<int>(outputs);
+       << " E=" << e << " layouts " << static_cast<int>(inputs) << " " << static_cast<int>(outputs);
   return text.str();
 }
 
@@ -116,10 +115,10 @@ void FlaoCase::Expect() {
   const reference::Flao reference{spec_.batch, spec_.heads, spec_.n, spec_.m, spec_.d, spec_.e};
   const Values qs = q.Values(), ks = k.Values(), vs = v.Values(), gs = g.Values();
   const Values ds = d_out.Values();
-  expected_ = Expected{reference.Run(qs, ks, vs, gs),
-                       reference.Run(Abs(qs), Abs(ks), Abs(vs), Abs(gs)),
-                       reference.RunBackward(qs, ks, vs, gs, ds),
-                       reference.RunBackward(Abs(qs), Abs(ks), Abs(vs), Abs(gs), Abs(ds))};
+  expected_ =
+      Expected{reference.Run(qs, ks, vs, gs), reference.Run(Abs(qs), Abs(ks), Abs(vs), Abs(gs)),
+               reference.RunBackward(qs, ks, vs, gs, ds),
+               reference.RunBackward(Abs(qs), Abs(ks), Abs(vs), Abs(gs), Abs(ds))};
 }
 
 void FlaoCase::CheckForward(Keep keep) {
@@ -144,8 +143,7 @@ void FlaoCase::CheckForward(Keep keep) {
 }
 
 void FlaoCase::CheckBackward(Keep keep) {
-  SCOPED_TRACE("backward, keep " + std::to_string(static_cast<int>(keep)) + " " +
-               spec_.Describe());
+  SCOPED_TRACE("backward, keep " + std::to_string(static_cast<int>(keep)) + " " + spec_.Describe());
   Expect();
   Forward(keep);
   const auto before = InputMemory();
@@ -157,8 +155,7 @@ void FlaoCase::CheckBackward(Keep keep) {
   CheckResult("dq", dq, want.dq, scale.dq, TwoSums(spec_.m, spec_.e));
   CheckResult("dk", dk, want.dk, scale.dk, TwoSums(spec_.n, spec_.e));
   CheckResult("dv", dv, want.dv, scale.dv, TwoSums(spec_.n, spec_.d));
-  CheckResult("dg", dg, want.dg, scale.dg, TwoSums(spec_.m, spec_.d),
-              rounded ? kUnitBFloat16 : 0);
+  CheckResult("dg", dg, want.dg, scale.dg, TwoSums(spec_.m, spec_.d), rounded ? kUnitBFloat16 : 0);
   EXPECT_TRUE(before == InputMemory()) << "an input has changed";
   EXPECT_TRUE(kept_before == std::pair(kv.memory(), qkv.memory())) << "a kept tensor has changed";
 }

@@ -25,9 +25,7 @@ struct Call {
   }
 
   void Forward() const { Flao(q, k, v, g, out, {kv, qkv}); }
-  void Backward() const {
-    FlaoBackward(q, k, v, g, d_out, dq, dk, dv, dg, {kept_kv, kept_qkv});
-  }
+  void Backward() const { FlaoBackward(q, k, v, g, d_out, dq, dk, dv, dg, {kept_kv, kept_qkv}); }
 
   static constexpr std::int64_t kSize = 1000;
   static std::vector<GuardedTensor> Memory(int count) {
@@ -139,25 +137,39 @@ TEST(FlaoErrors, Inputs) {
   const auto spoilt = [](const ConstTensorView& view) { return Spoilt(view); };
   using View = ConstTensorView&;
   for (const bool backward : {false, true}) {
-    ExpectErrors("(q|k|v|g)", backward, [](Call& c) -> View { return c.q; }, spoilt);
-    ExpectErrors("(k|v)", backward, [](Call& c) -> View { return c.k; }, spoilt);
-    ExpectErrors("(v|g)", backward, [](Call& c) -> View { return c.v; }, spoilt);
-    ExpectErrors("g", backward, [](Call& c) -> View { return c.g; }, spoilt);
+    ExpectErrors(
+        "(q|k|v|g)", backward, [](Call& c) -> View { return c.q; }, spoilt);
+    ExpectErrors(
+        "(k|v)", backward, [](Call& c) -> View { return c.k; }, spoilt);
+    ExpectErrors(
+        "(v|g)", backward, [](Call& c) -> View { return c.v; }, spoilt);
+    ExpectErrors(
+        "g", backward, [](Call& c) -> View { return c.g; }, spoilt);
   }
-  ExpectErrors("d_out", true, [](Call& c) -> View { return c.d_out; }, spoilt);
-  ExpectErrors("kv", true, [](Call& c) -> View { return *c.kept_kv; }, spoilt);
-  ExpectErrors("qkv", true, [](Call& c) -> View { return *c.kept_qkv; }, spoilt);
+  ExpectErrors(
+      "d_out", true, [](Call& c) -> View { return c.d_out; }, spoilt);
+  ExpectErrors(
+      "kv", true, [](Call& c) -> View { return *c.kept_kv; }, spoilt);
+  ExpectErrors(
+      "qkv", true, [](Call& c) -> View { return *c.kept_qkv; }, spoilt);
 }
 
 TEST(FlaoErrors, Outputs) {
   using View = TensorView&;
-  ExpectErrors("out", false, [](Call& c) -> View { return c.out; }, SpoiltOutputs);
-  ExpectErrors("kv", false, [](Call& c) -> View { return *c.kv; }, SpoiltOutputs);
-  ExpectErrors("qkv", false, [](Call& c) -> View { return *c.qkv; }, SpoiltOutputs);
-  ExpectErrors("dq", true, [](Call& c) -> View { return c.dq; }, SpoiltOutputs);
-  ExpectErrors("dk", true, [](Call& c) -> View { return c.dk; }, SpoiltOutputs);
-  ExpectErrors("dv", true, [](Call& c) -> View { return c.dv; }, SpoiltOutputs);
-  ExpectErrors("dg", true, [](Call& c) -> View { return c.dg; }, SpoiltOutputs);
+  ExpectErrors(
+      "out", false, [](Call& c) -> View { return c.out; }, SpoiltOutputs);
+  ExpectErrors(
+      "kv", false, [](Call& c) -> View { return *c.kv; }, SpoiltOutputs);
+  ExpectErrors(
+      "qkv", false, [](Call& c) -> View { return *c.qkv; }, SpoiltOutputs);
+  ExpectErrors(
+      "dq", true, [](Call& c) -> View { return c.dq; }, SpoiltOutputs);
+  ExpectErrors(
+      "dk", true, [](Call& c) -> View { return c.dk; }, SpoiltOutputs);
+  ExpectErrors(
+      "dv", true, [](Call& c) -> View { return c.dv; }, SpoiltOutputs);
+  ExpectErrors(
+      "dg", true, [](Call& c) -> View { return c.dg; }, SpoiltOutputs);
 }
 
 // QKV of float16 tensors is float32, of the others their own type.

@@ -19,8 +19,7 @@ Values Product(std::int64_t count, std::int64_t rows, std::int64_t depth, std::i
       for (std::int64_t k = 0; k < depth; ++k) {
         const double left = a.values[h * a.size + i * a.row + k * a.column];
         for (std::int64_t j = 0; j < columns; ++j) {
-          c[(h * rows + i) * columns + j] +=
-              left * b.values[h * b.size + k * b.row + j * b.column];
+          c[(h * rows + i) * columns + j] += left * b.values[h * b.size + k * b.row + j * b.column];
         }
       }
     }

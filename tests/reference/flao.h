@@ -1,4 +1,5 @@
-// flao in double precision: plain loops over contiguous (B,H,N,D) arrays, straight from the formulas.
+// flao in double precision: plain loops over contiguous (B,H,N,D) arrays, straight from the
+// formulas.
 #ifndef ATTNOPS_TESTS_REFERENCE_FLAO_H_
 #define ATTNOPS_TESTS_REFERENCE_FLAO_H_
 

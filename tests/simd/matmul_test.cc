@@ -21,8 +21,8 @@ std::vector<float> Floats(std::int64_t n, std::uint32_t seed) {
 
 // Runs the product twice, the second time added to the first.
 void Check(std::int64_t rows, std::int64_t depth, std::int64_t columns, bool transposed) {
-  SCOPED_TRACE(::testing::Message() << rows << "x" << depth << "x" << columns << " transposed "
-                                    << transposed);
+  SCOPED_TRACE(::testing::Message()
+               << rows << "x" << depth << "x" << columns << " transposed " << transposed);
   const std::vector<float> a = Floats(rows * depth, 1);
   const std::vector<float> b = Floats(depth * columns, 2);
   simd::PanelProduct product(rows, depth, columns, transposed);

@@ -31,18 +31,18 @@ template <typename T, bool kKept>
 HWY_INLINE void LoadGradient(const Rows<const T>& d_out, const Rows<const T>& g,
                              const Rows<const Kept<T>>& qkv, const Rows<T>& dg, std::int64_t count,
                              std::int64_t columns, const Panels& d_qkv) {
-  ForEachChunk(columns, [&](std::int64_t column, std::size_t n, std::int64_t chunk)
-                            ATTNOPS_INLINE_LAMBDA {
-    float* to = d_qkv.data + chunk * d_qkv.panel;
-    for (std::int64_t row = 0; row < count; ++row, to += ChunkSize()) {
-      const Chunk gradient = LoadChunkN(d_out[row] + column, n);
-      StoreChunk(Mul(gradient, LoadChunkN(g[row] + column, n)), to);
-      if constexpr (kKept) {
-        StoreChunkN<Payload::kAny>(Mul(gradient, LoadKept<T>(qkv[row] + column, n)),
-                                   dg[row] + column, n);
-      }
-    }
-  });
+  ForEachChunk(columns,
+               [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+                 float* to = d_qkv.data + chunk * d_qkv.panel;
+                 for (std::int64_t row = 0; row < count; ++row, to += ChunkSize()) {
+                   const Chunk gradient = LoadChunkN(d_out[row] + column, n);
+                   StoreChunk(Mul(gradient, LoadChunkN(g[row] + column, n)), to);
+                   if constexpr (kKept) {
+                     StoreChunkN<Payload::kUpper>(Mul(gradient, LoadKept<T>(qkv[row] + column, n)),
+                                                  dg[row] + column, n);
+                   }
+                 }
+               });
 }
 
 template <typename T, bool kKept>
@@ -59,18 +59,23 @@ void BackwardQueryRange(const Problem& problem, Head head, Range range, const Bl
     LoadRows(q.data, q.stride, count, D, blocks.d);
     LoadGradient<T, kKept>(d_out, g, qkv, dg, count, E, blocks.e);
     FetchAhead ahead;
-    const std::int64_t next = NextCount(range, first);
-    FetchRows(RowsOf<T>(problem.q, head, first + kBlock), D, next, ahead);
-    FetchRows(RowsOf<T>(problem.g, head, first + kBlock), E, next, ahead);
-    FetchRows(RowsOf<T>(problem.d_out, head, first + kBlock), E, next, ahead);
+    const Range next = NextBlock(range, first);
+    FetchBlock<T>(problem.q, head, next, D, ahead);
+    FetchBlock<T>(problem.g, head, next, E, ahead);
+    FetchBlock<T>(problem.d_out, head, next, E, ahead);
     if constexpr (kKept) {
-      FetchRows(RowsOf<Kept<T>>(problem.kept_qkv, head, first + kBlock), E, next, ahead);
+      FetchBlock<Kept<T>>(problem.kept_qkv, head, next, E, ahead);
+      FetchRows(RowsOf<T>(problem.dg, head, next.begin), E, next.end - next.begin, ahead);
+    }
+    if (next.begin >= problem.N) {
+      FetchBlock<T>(problem.k, head, FirstBlock(problem.M), D, ahead);
+      FetchBlock<T>(problem.v, head, FirstBlock(problem.M), E, ahead);
     }
     ahead.Spread(PausesOf(count, Padded(E), D) + PausesOf(Padded(D), count, E) +
                  (kKept ? 0 : PausesOf(count, Padded(D), E)));
     if constexpr (!kKept) {
       Multiply<Left::kStraight>(blocks.d, kv, count, Padded(D), ChunksOf(E),
-                                StoreProduct<T, false>{d_out, dg, {}, E, ahead});
+                                StoreProduct<T, false, Payload::kAny>{d_out, dg, {}, E, ahead});
     }
     Multiply<Left::kStraight>(
         blocks.e, kv_transposed, count, Padded(E), ChunksOf(D),
@@ -100,16 +105,15 @@ void BackwardKey(const Problem& problem, Head head, Range range, const Blocks& b
     LoadRows(k.data, k.stride, count, D, blocks.d);
     LoadRows(v.data, v.stride, count, E, blocks.e);
     FetchAhead ahead;
-    const std::int64_t next = NextCount(range, first);
-    FetchRows(RowsOf<T>(problem.k, head, first + kBlock), D, next, ahead);
-    FetchRows(RowsOf<T>(problem.v, head, first + kBlock), E, next, ahead);
+    FetchBlock<T>(problem.k, head, NextBlock(range, first), D, ahead);
+    FetchBlock<T>(problem.v, head, NextBlock(range, first), E, ahead);
     ahead.Spread(PausesOf(count, Padded(E), D) + PausesOf(count, Padded(D), E));
     Multiply<Left::kStraight>(
         blocks.e, dkv_transposed, count, Padded(E), ChunksOf(D),
-        StoreInRows<T, Payload::kAny>{RowsOf<T>(problem.dk, head, first), D, ahead});
+        StoreInRows<T, Payload::kUpper>{RowsOf<T>(problem.dk, head, first), D, ahead});
     Multiply<Left::kStraight>(
         blocks.d, dkv, count, Padded(D), ChunksOf(E),
-        StoreInRows<T, Payload::kAny>{RowsOf<T>(problem.dv, head, first), E, ahead});
+        StoreInRows<T, Payload::kUpper>{RowsOf<T>(problem.dv, head, first), E, ahead});
   });
 }
 

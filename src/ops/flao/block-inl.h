@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "src/ops/flao/kernels.h"
 #include "src/simd/fetch_ahead.h"
@@ -56,11 +57,11 @@ HWY_INLINE Rows<T> RowsOf(const Output& tensor, Head head, std::int64_t first) {
   return {const_cast<T*>(rows.data), rows.stride};
 }
 
+// Rows that will be read, or written if they are not const.
 template <typename T>
-void FetchRows(const Rows<const T>& rows, std::int64_t columns, std::int64_t count,
-               FetchAhead& ahead) {
+void FetchRows(const Rows<T>& rows, std::int64_t columns, std::int64_t count, FetchAhead& ahead) {
   constexpr std::int64_t kSize = sizeof(T);
-  ahead.Add(rows.data, rows.stride * kSize, columns * kSize, count);
+  ahead.Add(rows.data, rows.stride * kSize, columns * kSize, count, !std::is_const_v<T>);
 }
 
 HWY_INLINE std::int64_t ChunksOf(std::int64_t columns) {
@@ -86,9 +87,19 @@ HWY_INLINE void ForEachBlock(const Range& range, const F& f) {
   } while (first < range.end);
 }
 
-// The number of tokens in the block after the one at `first`.
-HWY_INLINE std::int64_t NextCount(const Range& range, std::int64_t first) {
-  return std::clamp<std::int64_t>(range.end - first - kBlock, 0, kBlock);
+// The block after the one at `first`.
+HWY_INLINE Range NextBlock(const Range& range, std::int64_t first) {
+  const std::int64_t next = first + kBlock;
+  return {next, std::clamp<std::int64_t>(range.end, next, next + kBlock)};
+}
+// The first block of a sequence.
+HWY_INLINE Range FirstBlock(std::int64_t tokens) { return {0, std::min(tokens, kBlock)}; }
+
+// A block of a tensor that will be read.
+template <typename T>
+void FetchBlock(const Input& tensor, Head head, Range block, std::int64_t columns,
+                FetchAhead& ahead) {
+  FetchRows(RowsOf<T>(tensor, head, block.begin), columns, block.end - block.begin, ahead);
 }
 
 // Fetches a run's share of a tile of a tensor into L1, for reading or for writing.
@@ -98,8 +109,7 @@ HWY_INLINE void FetchTile(const Rows<T>& rows, const TilePlace& place, std::int6
   const auto size = static_cast<std::int64_t>(ChunkSize());
   const std::int64_t bytes = place.chunks * size * static_cast<std::int64_t>(sizeof(T));
   for (std::int64_t row = run; row < place.rows; row += runs) {
-    const char* from =
-        reinterpret_cast<const char*>(rows[place.first + row] + place.chunk * size);
+    const char* from = reinterpret_cast<const char*>(rows[place.first + row] + place.chunk * size);
     for (std::int64_t at = 0; at < bytes; at += FetchAhead::kLine) {
       __builtin_prefetch(from + at, kWrite, 3);
     }
@@ -146,7 +156,7 @@ struct StoreInRows {
 };
 
 // Multiplied by another tensor, stored, and stored as they are if they are kept.
-template <typename T, bool kKeep>
+template <typename T, bool kKeep, Payload kPayload>
 struct StoreProduct {
   Rows<const T> factor;
   Rows<T> to;
@@ -158,15 +168,16 @@ struct StoreProduct {
     ahead.Step();
     FetchTile<0>(factor, place, run, runs);
     FetchTile<1>(to, place, run, runs);
+    if constexpr (kKeep) FetchTile<1>(kept, place, run, runs);
   }
   HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
     const std::size_t n = ChunkCount(columns, chunk);
     const Chunk by = LoadChunkN(ChunkOf(factor[row], chunk), n);
-    StoreChunkN<Payload::kAny>(Mul(by, sums), ChunkOf(to[row], chunk), n);
+    StoreChunkN<kPayload>(Mul(by, sums), ChunkOf(to[row], chunk), n);
     if constexpr (kKeep) {
       Kept<T>* at = ChunkOf(kept[row], chunk);
       if constexpr (std::is_same_v<Kept<T>, T>) {
-        StoreChunkN<Payload::kAny>(sums, at, n);
+        StoreChunkN<kPayload>(sums, at, n);
       } else {
         StoreFloatsFrom<T>(sums, at, n);
       }

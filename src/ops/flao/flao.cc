@@ -15,8 +15,8 @@ namespace {
 
 using flao::Blocks;
 using flao::Head;
-using flao::Kernels;
 using flao::kBlock;
+using flao::Kernels;
 using flao::Problem;
 using flao::Range;
 
@@ -100,9 +100,10 @@ flao::Output OutputOf(const TensorView& view) {
 
 Problem ProblemOf(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
                   const ConstTensorView& g) {
-  Problem problem{q.shape(0), q.shape(1), q.shape(2), k.shape(2), q.shape(3), v.shape(3),
-                  InputOf(q), InputOf(k), InputOf(v), InputOf(g), {}, {}, {}, {}, {}, {}, {},
-                  {}, {}, {}};
+  Problem problem{q.shape(0), q.shape(1), q.shape(2), k.shape(2), q.shape(3),
+                  v.shape(3), InputOf(q), InputOf(k), InputOf(v), InputOf(g),
+                  {},         {},         {},         {},         {},
+                  {},         {},         {},         {},         {}};
   return problem;
 }
 
@@ -187,9 +188,8 @@ class Call {
     const bool kept = problem_.kept_kv.data != nullptr;
     if (whole_) {
       // Of each worker: KV, dKV, and KVᵀ, which dKVᵀ takes the place of.
-      Scratch scratch(
-          static_cast<std::size_t>(workers_) *
-          (BlocksBytes() + 2 * Bytes(KvSize()) + Bytes(TransposedSize())));
+      Scratch scratch(static_cast<std::size_t>(workers_) *
+                      (BlocksBytes() + 2 * Bytes(KvSize()) + Bytes(TransposedSize())));
       TakeBlocks(scratch);
       float* kvs = scratch.Take<float>(workers_ * KvSize());
       float* dkvs = scratch.Take<float>(workers_ * KvSize());
@@ -254,7 +254,8 @@ class Call {
   std::int64_t MostPieces(std::int64_t tokens) const {
     if (whole_) return 1;
     const std::int64_t fit =
-        kPieceBytes / std::max<std::int64_t>(static_cast<std::int64_t>(Bytes(heads_ * KvSize())), 1);
+        kPieceBytes /
+        std::max<std::int64_t>(static_cast<std::int64_t>(Bytes(heads_ * KvSize())), 1);
     return std::min({DivideUp(kTasks, heads_), tokens / kPieceTokens, fit});
   }
 

@@ -19,18 +19,34 @@ template <typename T>
 void AddKv(const Problem& problem, Head head, Range range, const Blocks& blocks, const Panels& kv,
            bool add) {
   const std::int64_t D = problem.D, E = problem.E;
+  const std::int64_t chunks = ChunksOf(E);
   ForEachBlock(range, [&](std::int64_t first, std::int64_t count) ATTNOPS_INLINE_LAMBDA {
     const Rows<const T> k = RowsOf<T>(problem.k, head, first);
     const Rows<const T> v = RowsOf<T>(problem.v, head, first);
     LoadRows(k.data, k.stride, count, D, blocks.d);
-    LoadRows(v.data, v.stride, count, E, blocks.e);
     FetchAhead ahead;
-    const std::int64_t next = NextCount(range, first);
-    FetchRows(RowsOf<T>(problem.k, head, first + kBlock), D, next, ahead);
-    FetchRows(RowsOf<T>(problem.v, head, first + kBlock), E, next, ahead);
+    const Range next = NextBlock(range, first);
+    FetchBlock<T>(problem.k, head, next, D, ahead);
+    FetchBlock<T>(problem.v, head, next, E, ahead);
+    // What comes after the last block, in whichever pass.
+    if (next.begin >= problem.M) {
+      FetchBlock<T>(problem.q, head, FirstBlock(problem.N), D, ahead);
+      if (problem.d_out.data != nullptr) {
+        FetchBlock<T>(problem.d_out, head, FirstBlock(problem.N), E, ahead);
+        FetchBlock<T>(problem.g, head, FirstBlock(problem.N), E, ahead);
+      }
+    }
     ahead.Spread(PausesOf(Padded(D), count, E));
-    Multiply<Left::kTransposed>(blocks.d, blocks.e, Padded(D), count, ChunksOf(E),
-                                AddToMatrix{kv, add || first != range.begin, ahead});
+    // As many columns of v as a tile has: converted, they are still in L1 when they are used.
+    for (std::int64_t chunk = 0; chunk < chunks; chunk += kTileChunks) {
+      const std::int64_t column = chunk * static_cast<std::int64_t>(ChunkSize());
+      const std::int64_t columns =
+          std::min(E - column, kTileChunks * static_cast<std::int64_t>(ChunkSize()));
+      LoadRows(v.data + column, v.stride, count, columns, blocks.e);
+      const Panels to{kv.data + chunk * kv.panel, kv.panel};
+      Multiply<Left::kTransposed>(blocks.d, blocks.e, Padded(D), count, ChunksOf(columns),
+                                  AddToMatrix{to, add || first != range.begin, ahead});
+    }
   });
 }
 
@@ -42,13 +58,13 @@ void ForwardRange(const Problem& problem, Head head, Range range, const Blocks& 
     const Rows<const T> q = RowsOf<T>(problem.q, head, first);
     LoadRows(q.data, q.stride, count, D, blocks.d);
     FetchAhead ahead;
-    FetchRows(RowsOf<T>(problem.q, head, first + kBlock), D, NextCount(range, first), ahead);
+    FetchBlock<T>(problem.q, head, NextBlock(range, first), D, ahead);
     ahead.Spread(PausesOf(count, Padded(D), E));
     Multiply<Left::kStraight>(
         blocks.d, kv, count, Padded(D), ChunksOf(E),
-        StoreProduct<T, kKeep>{RowsOf<T>(problem.g, head, first),
-                               RowsOf<T>(problem.out, head, first),
-                               RowsOf<Kept<T>>(problem.qkv, head, first), E, ahead});
+        StoreProduct<T, kKeep, Payload::kUpper>{
+            RowsOf<T>(problem.g, head, first), RowsOf<T>(problem.out, head, first),
+            RowsOf<Kept<T>>(problem.qkv, head, first), E, ahead});
   });
 }
 
