@@ -75,16 +75,16 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def short(title: str) -> str:
-    """The part of a title that tells the tables of one operator apart."""
-    return re.sub(r"-(speed|memory)|-head12-dim128", "", title)
+def short(name: str) -> str:
+    """The part of an id that tells the tables of one operator apart."""
+    return re.sub(r"-(speed|memory)|-head12(-dim128)+", "", name)
 
 
 def section(document: dict, kind: str, only: str | None = None) -> str:
     """All rows of one kind, or those of one size."""
     rows = [
-        [short(table["title"]), n, *CELLS[kind](table, row)]
-        for table in document["tables"].values()
+        [short(name), n, *CELLS[kind](table, row)]
+        for name, table in document["tables"].items()
         if table["kind"] == kind
         for n, row in table["rows"].items()
         if only in (None, n) and value(row, "attnops", "kept" if kind == "speed" else kind)

@@ -105,8 +105,10 @@ void BackwardKey(const Problem& problem, Head head, Range range, const Blocks& b
     LoadRows(k.data, k.stride, count, D, blocks.d);
     LoadRows(v.data, v.stride, count, E, blocks.e);
     FetchAhead ahead;
-    FetchBlock<T>(problem.k, head, NextBlock(range, first), D, ahead);
-    FetchBlock<T>(problem.v, head, NextBlock(range, first), E, ahead);
+    const Range next = NextBlock(range, first);
+    FetchBlock<T>(problem.k, head, next, D, ahead);
+    FetchBlock<T>(problem.v, head, next, E, ahead);
+    if (next.begin >= problem.M) FetchNextHead<T>(problem, blocks.next, ahead);
     ahead.Spread(PausesOf(count, Padded(E), D) + PausesOf(count, Padded(D), E));
     Multiply<Left::kStraight>(
         blocks.e, dkv_transposed, count, Padded(E), ChunksOf(D),

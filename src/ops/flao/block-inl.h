@@ -102,6 +102,20 @@ void FetchBlock(const Input& tensor, Head head, Range block, std::int64_t column
   FetchRows(RowsOf<T>(tensor, head, block.begin), columns, block.end - block.begin, ahead);
 }
 
+// What a pass reads first of the worker's next head.
+template <typename T>
+void FetchNextHead(const Problem& problem, Head next, FetchAhead& ahead) {
+  if (next.batch < 0) return;
+  if (problem.kept_kv.data == nullptr) {
+    FetchBlock<T>(problem.k, next, FirstBlock(problem.M), problem.D, ahead);
+    FetchBlock<T>(problem.v, next, FirstBlock(problem.M), problem.E, ahead);
+  } else {
+    FetchBlock<T>(problem.q, next, FirstBlock(problem.N), problem.D, ahead);
+    FetchBlock<T>(problem.g, next, FirstBlock(problem.N), problem.E, ahead);
+    FetchBlock<T>(problem.d_out, next, FirstBlock(problem.N), problem.E, ahead);
+  }
+}
+
 // Fetches a run's share of a tile of a tensor into L1, for reading or for writing.
 template <int kWrite, typename T>
 HWY_INLINE void FetchTile(const Rows<T>& rows, const TilePlace& place, std::int64_t run,

@@ -159,10 +159,12 @@ class Call {
       TakeBlocks(scratch);
       float* kvs = scratch.Take<float>(workers_ * KvSize());
       RunTasks(heads_, workers_, [&](std::int64_t task, int worker) {
+        const Head head = HeadOf(task);
+        const Blocks blocks = BlocksOf(worker, task);
         const Panels kv = KvAt(kvs, worker);
-        MakeKv(HeadOf(task), BlocksOf(worker), kv);
-        if (problem_.kv.data != nullptr) kernels.store_kv(problem_, HeadOf(task), kv);
-        kernels.forward(problem_, HeadOf(task), {0, problem_.N}, BlocksOf(worker), kv);
+        MakeKv(head, blocks, kv);
+        if (problem_.kv.data != nullptr) kernels.store_kv(problem_, head, kv);
+        kernels.forward(problem_, head, {0, problem_.N}, blocks, kv);
       });
       return;
     }
@@ -196,7 +198,7 @@ class Call {
       float* transposed = scratch.Take<float>(workers_ * TransposedSize());
       RunTasks(heads_, workers_, [&](std::int64_t task, int worker) {
         const Head head = HeadOf(task);
-        const Blocks blocks = BlocksOf(worker);
+        const Blocks blocks = BlocksOf(worker, task);
         const Panels kv = KvAt(kvs, worker);
         const Panels dkv = KvAt(dkvs, worker);
         const Panels t = TransposedAt(transposed, worker);
@@ -276,7 +278,14 @@ class Call {
   Blocks BlocksOf(int worker) const {
     const std::int64_t panel = Panels::PanelSize(kBlock, kernels_.chunk);
     return {{d_blocks_ + worker * BlockSize(problem_.D), panel},
-            {e_blocks_ + worker * BlockSize(problem_.E), panel}};
+            {e_blocks_ + worker * BlockSize(problem_.E), panel},
+            {-1, -1}};
+  }
+  // The same for a task that is a head: the other workers take the heads in between.
+  Blocks BlocksOf(int worker, std::int64_t task) const {
+    Blocks blocks = BlocksOf(worker);
+    if (task + workers_ < heads_) blocks.next = HeadOf(task + workers_);
+    return blocks;
   }
   Panels KvAt(float* data, std::int64_t i) const {
     return {data + i * KvSize(), Panels::PanelSize(d_rows_, kernels_.chunk)};

@@ -58,7 +58,9 @@ void ForwardRange(const Problem& problem, Head head, Range range, const Blocks& 
     const Rows<const T> q = RowsOf<T>(problem.q, head, first);
     LoadRows(q.data, q.stride, count, D, blocks.d);
     FetchAhead ahead;
-    FetchBlock<T>(problem.q, head, NextBlock(range, first), D, ahead);
+    const Range next = NextBlock(range, first);
+    FetchBlock<T>(problem.q, head, next, D, ahead);
+    if (next.begin >= problem.N) FetchNextHead<T>(problem, blocks.next, ahead);
     ahead.Spread(PausesOf(count, Padded(D), E));
     Multiply<Left::kStraight>(
         blocks.d, kv, count, Padded(D), ChunksOf(E),

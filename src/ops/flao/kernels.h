@@ -40,9 +40,11 @@ struct Range {
   std::int64_t begin, end;
 };
 
-// A worker's converted blocks: kBlock rows of D features, and of E.
+// A worker's converted blocks: kBlock rows of D features, and of E. With them the head that the
+// worker probably takes next, to fetch its first rows; its batch is −1 if there is none.
 struct Blocks {
   Panels d, e;
+  Head next = {-1, -1};
 };
 
 // The kernels of a type. KV and dKV are (D,E) matrices whose rows and columns are in the type's
