@@ -120,7 +120,7 @@ HWY_INLINE void FetchNextRows(const float* rows) {
 }
 
 // The tile of rows [first, first+kTileRows) of the product and C panels of b, of which b is the
-// first row. For a straight left operand the depth is a number of whole chunks.
+// first row.
 template <Left kLeft, int C, class Pause>
 HWY_INLINE Sums<C> MultiplyTile(const Panels& a, std::size_t first, std::size_t rows,
                                 const float* HWY_RESTRICT b, std::size_t b_panel, std::size_t depth,
@@ -188,8 +188,7 @@ HWY_INLINE void MultiplyPanels(const Panels& a, const Panels& b, std::int64_t ro
   }
 }
 
-// a·b or aᵀ·b: a is (rows, depth), or (depth, rows) if transposed, b (depth, chunks·chunk). For a
-// straight a the depth is padded to whole chunks, with zeros in both a and b. Calls
+// a·b or aᵀ·b: a is (rows, depth), or (depth, rows) if transposed, b (depth, chunks·chunk). Calls
 // finish.Fetch(place, run, runs) before each of the RunsOf(depth) parts of a tile, to fetch memory
 // ahead, and then finish(row, chunk, sums) for each chunk of the tile.
 template <Left kLeft, class Finish>

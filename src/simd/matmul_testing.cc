@@ -36,7 +36,7 @@ void MultiplyOf(bool transposed, const Panels& a, const Panels& b, std::int64_t 
   if (transposed) {
     Multiply<Left::kTransposed>(a, b, rows, depth, chunks, StoreSums{c, add});
   } else {
-    Multiply<Left::kStraight>(a, b, rows, RoundUp(depth, chunk), chunks, StoreSums{c, add});
+    Multiply<Left::kStraight>(a, b, rows, depth, chunks, StoreSums{c, add});
   }
 }
 

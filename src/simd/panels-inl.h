@@ -57,6 +57,15 @@ HWY_INLINE void StoreFloatsFrom(const Chunk& chunk, float* to, std::size_t n) {
   StoreChunkN(chunk, to, n);
 }
 
+// How far the first n elements of a row reach in T's storage order: what is beyond is padding.
+template <typename T>
+HWY_INLINE std::int64_t StorageExtent(std::int64_t n) {
+  if (n == 0) return 0;
+  const auto last = static_cast<std::size_t>(n - 1);
+  const std::size_t before = n > 1 ? StorageOffset<T>(last - 1) : 0;
+  return static_cast<std::int64_t>(std::max(StorageOffset<T>(last), before)) + 1;
+}
+
 // Calls f(column, n, chunk) for each chunk of a row: its first element, how many it has, and
 // its number.
 template <class F>

@@ -71,16 +71,16 @@ void BackwardQueryRange(const Problem& problem, Head head, Range range, const Bl
       FetchBlock<T>(problem.k, head, FirstBlock(problem.M), D, ahead);
       FetchBlock<T>(problem.v, head, FirstBlock(problem.M), E, ahead);
     }
-    ahead.Spread(PausesOf(count, Padded(E), D) + PausesOf(Padded(D), count, E) +
-                 (kKept ? 0 : PausesOf(count, Padded(D), E)));
+    ahead.Spread(PausesOf(count, StorageExtent<T>(E), D) + PausesOf(StorageExtent<T>(D), count, E) +
+                 (kKept ? 0 : PausesOf(count, StorageExtent<T>(D), E)));
     if constexpr (!kKept) {
-      Multiply<Left::kStraight>(blocks.d, kv, count, Padded(D), ChunksOf(E),
+      Multiply<Left::kStraight>(blocks.d, kv, count, StorageExtent<T>(D), ChunksOf(E),
                                 StoreProduct<T, false, Payload::kAny>{d_out, dg, {}, E, ahead});
     }
     Multiply<Left::kStraight>(
-        blocks.e, kv_transposed, count, Padded(E), ChunksOf(D),
+        blocks.e, kv_transposed, count, StorageExtent<T>(E), ChunksOf(D),
         StoreInRows<T, Payload::kAny>{RowsOf<T>(problem.dq, head, first), D, ahead});
-    Multiply<Left::kTransposed>(blocks.d, blocks.e, Padded(D), count, ChunksOf(E),
+    Multiply<Left::kTransposed>(blocks.d, blocks.e, StorageExtent<T>(D), count, ChunksOf(E),
                                 AddToMatrix{dkv, add || first != range.begin, ahead});
   });
 }
@@ -109,12 +109,12 @@ void BackwardKey(const Problem& problem, Head head, Range range, const Blocks& b
     FetchBlock<T>(problem.k, head, next, D, ahead);
     FetchBlock<T>(problem.v, head, next, E, ahead);
     if (next.begin >= problem.M) FetchNextHead<T>(problem, blocks.next, ahead);
-    ahead.Spread(PausesOf(count, Padded(E), D) + PausesOf(count, Padded(D), E));
+    ahead.Spread(PausesOf(count, StorageExtent<T>(E), D) + PausesOf(count, StorageExtent<T>(D), E));
     Multiply<Left::kStraight>(
-        blocks.e, dkv_transposed, count, Padded(E), ChunksOf(D),
+        blocks.e, dkv_transposed, count, StorageExtent<T>(E), ChunksOf(D),
         StoreInRows<T, Payload::kUpper>{RowsOf<T>(problem.dk, head, first), D, ahead});
     Multiply<Left::kStraight>(
-        blocks.d, dkv, count, Padded(D), ChunksOf(E),
+        blocks.d, dkv, count, StorageExtent<T>(D), ChunksOf(E),
         StoreInRows<T, Payload::kUpper>{RowsOf<T>(problem.dv, head, first), E, ahead});
   });
 }

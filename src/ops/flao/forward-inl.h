@@ -36,7 +36,7 @@ void AddKv(const Problem& problem, Head head, Range range, const Blocks& blocks,
         FetchBlock<T>(problem.g, head, FirstBlock(problem.N), E, ahead);
       }
     }
-    ahead.Spread(PausesOf(Padded(D), count, E));
+    ahead.Spread(PausesOf(StorageExtent<T>(D), count, E));
     // As many columns of v as a tile has: converted, they are still in L1 when they are used.
     for (std::int64_t chunk = 0; chunk < chunks; chunk += kTileChunks) {
       const std::int64_t column = chunk * static_cast<std::int64_t>(ChunkSize());
@@ -44,7 +44,7 @@ void AddKv(const Problem& problem, Head head, Range range, const Blocks& blocks,
           std::min(E - column, kTileChunks * static_cast<std::int64_t>(ChunkSize()));
       LoadRows(v.data + column, v.stride, count, columns, blocks.e);
       const Panels to{kv.data + chunk * kv.panel, kv.panel};
-      Multiply<Left::kTransposed>(blocks.d, blocks.e, Padded(D), count, ChunksOf(columns),
+      Multiply<Left::kTransposed>(blocks.d, blocks.e, StorageExtent<T>(D), count, ChunksOf(columns),
                                   AddToMatrix{to, add || first != range.begin, ahead});
     }
   });
@@ -61,9 +61,9 @@ void ForwardRange(const Problem& problem, Head head, Range range, const Blocks& 
     const Range next = NextBlock(range, first);
     FetchBlock<T>(problem.q, head, next, D, ahead);
     if (next.begin >= problem.N) FetchNextHead<T>(problem, blocks.next, ahead);
-    ahead.Spread(PausesOf(count, Padded(D), E));
+    ahead.Spread(PausesOf(count, StorageExtent<T>(D), E));
     Multiply<Left::kStraight>(
-        blocks.d, kv, count, Padded(D), ChunksOf(E),
+        blocks.d, kv, count, StorageExtent<T>(D), ChunksOf(E),
         StoreProduct<T, kKeep, Payload::kUpper>{
             RowsOf<T>(problem.g, head, first), RowsOf<T>(problem.out, head, first),
             RowsOf<Kept<T>>(problem.qkv, head, first), E, ahead});
