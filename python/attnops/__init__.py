@@ -4,6 +4,7 @@ from attnops import (
     _library,  # noqa: F401  (first: the modules below need its operators)
     machine,
 )
+from attnops.flao import flao
 from attnops.lrpe_rotate import lrpe_rotate
 from attnops.md_lrpe_cosine import lrpe_table, md_lrpe_cosine
 from attnops.runtime import (
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "compiled_targets",
     "empty_cache",
+    "flao",
     "get_target",
     "lrpe_rotate",
     "lrpe_table",

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "pool.h"
@@ -106,6 +107,62 @@ Tensor LrpeTable(const Tensor& theta, std::vector<std::int64_t> shape, std::int6
   return table;
 }
 
+using KeptTensors = std::tuple<Tensor, Tensor, Tensor>;
+
+// out, kv and qkv; what is not kept is an empty tensor of one axis.
+KeptTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                 std::string keep) {
+  constexpr char kOp[] = "flao";
+  if (keep != "none" && keep != "kv" && keep != "kv_qkv") {
+    throw Error(std::string(kOp) + ": keep must be one of none, kv, kv_qkv; it is \"" + keep +
+                "\"");
+  }
+  const Tensor q_read = Readable(kOp, "q", q);
+  const Tensor k_read = Readable(kOp, "k", k);
+  const Tensor v_read = Readable(kOp, "v", v);
+  const Tensor g_read = Readable(kOp, "g", g);
+  const bool has_axes = q.dim() == 4 && v.dim() == 4;  // else the call below is an error
+  const bool keeps_kv = keep != "none" && has_axes;
+  const bool keeps_qkv = keep == "kv_qkv" && has_axes;
+  const bool is_half = q.scalar_type() == torch::headeronly::ScalarType::Half;
+  const Tensor out = NewTensor(g);
+  const Tensor kv =
+      NewTensor(q, keeps_kv ? Dims{q.size(0), q.size(1), q.size(3), v.size(3)} : Dims{0},
+                ResultType::kFloat32);
+  const Tensor qkv = NewTensor(q, keeps_qkv ? Dims(g.sizes()) : Dims{0},
+                               is_half ? ResultType::kFloat32 : ResultType::kSame);
+  FlaoOptions options;
+  if (keeps_kv) options.kv = ViewOf(kv);
+  if (keeps_qkv) options.qkv = ViewOf(qkv);
+  attnops::Flao(ViewOf(q_read), ViewOf(k_read), ViewOf(v_read), ViewOf(g_read), ViewOf(out),
+                options);
+  return {out, kv, qkv};
+}
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Gradients FlaoBackward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                       const Tensor& d_out, std::optional<Tensor> kv, std::optional<Tensor> qkv) {
+  constexpr char kOp[] = "flao";
+  const Tensor q_read = Readable(kOp, "q", q);
+  const Tensor k_read = Readable(kOp, "k", k);
+  const Tensor v_read = Readable(kOp, "v", v);
+  const Tensor g_read = Readable(kOp, "g", g);
+  const Tensor d_out_read = Readable(kOp, "d_out", d_out);
+  if (kv) kv = Readable(kOp, "kv", *kv);
+  if (qkv) qkv = Readable(kOp, "qkv", *qkv);
+  FlaoKept kept;
+  if (kv) kept.kv = ViewOf(*kv);
+  if (qkv) kept.qkv = ViewOf(*qkv);
+  const Tensor dq = NewTensor(q);
+  const Tensor dk = NewTensor(k);
+  const Tensor dv = NewTensor(v);
+  const Tensor dg = NewTensor(g);
+  attnops::FlaoBackward(ViewOf(q_read), ViewOf(k_read), ViewOf(v_read), ViewOf(g_read),
+                        ViewOf(d_out_read), ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg), kept);
+  return {dq, dk, dv, dg};
+}
+
 std::string Join(const std::vector<std::string>& names) {
   std::string joined;
   for (const std::string& name : names) joined += (joined.empty() ? "" : " ") + name;
@@ -143,6 +200,12 @@ STABLE_TORCH_LIBRARY(attnops, m) {
       "md_lrpe_cosine_backward(Tensor? x, Tensor? theta, Tensor? table, Tensor d_out, "
       "SymInt[] shape, SymInt l, SymInt offset, str act, int? dim) -> Tensor");
   m.def("lrpe_table(Tensor theta, SymInt[] shape, SymInt d, SymInt offset) -> Tensor");
+  m.def(
+      "flao(Tensor q, Tensor k, Tensor v, Tensor g, str keep) -> (Tensor out, Tensor kv, "
+      "Tensor qkv)");
+  m.def(
+      "flao_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
+      "Tensor? qkv) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
   m.def("empty_cache() -> ()");
   m.def("get_target() -> str");
   m.def("set_target(str name) -> ()");
@@ -153,6 +216,8 @@ STABLE_TORCH_LIBRARY(attnops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {
+  m.impl("flao", TORCH_BOX(&attnops::torch_binding::Flao));
+  m.impl("flao_backward", TORCH_BOX(&attnops::torch_binding::FlaoBackward));
   m.impl("lrpe_rotate", TORCH_BOX(&attnops::torch_binding::LrpeRotate));
   m.impl("lrpe_rotate_backward", TORCH_BOX(&attnops::torch_binding::LrpeRotateBackward));
   m.impl("md_lrpe_cosine", TORCH_BOX(&attnops::torch_binding::MdLrpeCosine));

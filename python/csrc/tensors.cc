@@ -13,8 +13,8 @@ using torch::headeronly::ScalarType;
   throw Error(std::string(op) + ": " + text);
 }
 
-std::optional<DType> DTypeOf(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+std::optional<DType> DTypeOf(ScalarType type) {
+  switch (type) {
     case ScalarType::Float:
       return DType::kFloat32;
     case ScalarType::Half:
@@ -25,6 +25,7 @@ std::optional<DType> DTypeOf(const Tensor& tensor) {
       return std::nullopt;
   }
 }
+std::optional<DType> DTypeOf(const Tensor& tensor) { return DTypeOf(tensor.scalar_type()); }
 
 }  // namespace
 

@@ -151,3 +151,28 @@ def md_lrpe_cosine_backward(
     length = torch.hypot(first, second)
     length[:, :, :l] = first[:, :, :l].abs()
     return activate_backward(x, first * cos + second * sin, length, act, dim)
+
+
+def flao(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> Expected:
+    """G ⊙ (Q·(Kᵀ·V)). The scale is the same with all absolute values."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return g * (q @ (k.mT @ v))
+
+    args = [t.detach().double() for t in (q, k, v, g)]
+    return Expected(run(*args), run(*(t.abs() for t in args)))
+
+
+def flao_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, d_out: torch.Tensor
+) -> list[Expected]:
+    """dq, dk, dv and dg."""
+
+    def run(q, k, v, g, d_out) -> list[torch.Tensor]:
+        kv, d_qkv = k.mT @ v, d_out * g
+        d_kv = q.mT @ d_qkv
+        return [d_qkv @ kv.mT, v @ d_kv.mT, k @ d_kv, d_out * (q @ kv)]
+
+    args = [t.detach().double() for t in (q, k, v, g, d_out)]
+    scales = run(*(t.abs() for t in args))
+    return [Expected(*pair) for pair in zip(run(*args), scales, strict=True)]

@@ -74,7 +74,7 @@ def test_titles_are_the_published_ones():
 
 
 def test_title_names_batch_and_type():
-    assert all_tables(1, ("f16",))[0].title == (
+    assert OPERATOR.tables(1, "f16")[0].title == (
         "lrpe_rotate-speed-fwd-batch1-head12-dim128-act_none-f16"
     )
 
@@ -228,7 +228,7 @@ def test_random_inputs_repeat_no_batch_or_head(monkeypatch):
 
 def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
     results = Results(tmp_path, {})
-    table = all_tables()[0]
+    table = OPERATOR.tables(12, "bf16")[0]
     results.begin(table, list(OPERATOR.columns))
     for column, cell in {
         "attnops": {"value": 2.0},
@@ -279,7 +279,7 @@ def test_a_dead_worker_costs_one_cell(tmp_path):
     settings = Settings(threads=1, rounds=1, cell_seconds=1.0, plain=False, peers=("to", "to_up"))
     runner = Runner(settings, results, lambda weight: None)
     runner._workers = DyingWorkers()
-    table = all_tables()[0]
+    table = OPERATOR.tables(12, "bf16")[0]
     runner.run(table, [16, 32])
     frame = results.frame(table)
     assert frame["attnops"].tolist() == [1.0, 1.0]

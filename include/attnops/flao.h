@@ -1,0 +1,39 @@
+// Linear attention with an output gate, not causal.
+#ifndef ATTNOPS_FLAO_H_
+#define ATTNOPS_FLAO_H_
+
+#include <optional>
+
+#include "attnops/view.h"
+
+namespace attnops {
+
+// What the forward keeps for the backward: whatever tensors are given here are written.
+struct FlaoOptions {
+  std::optional<TensorView> kv;   // (B,H,D,E), float32
+  std::optional<TensorView> qkv;  // (B,H,N,E), of q's type, but float32 if that is float16
+};
+
+// What the forward kept. The backward computes anew what is missing.
+struct FlaoKept {
+  std::optional<ConstTensorView> kv;
+  std::optional<ConstTensorView> qkv;
+};
+
+//   KV = Kᵀ·V    QKV = Q·KV    out = G ⊙ QKV
+// q (B,H,N,D), k (B,H,M,D), v (B,H,M,E), g and out (B,H,N,E), all of one type. KV and all sums
+// are float32. Outputs must not share memory with inputs or each other.
+void Flao(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
+          const ConstTensorView& g, const TensorView& out, const FlaoOptions& options = {});
+
+// The gradients of the inputs from that of out, with their shapes and type:
+//   dG = dO ⊙ QKV      dQKV = dO ⊙ G
+//   dQ = dQKV·KVᵀ      dKV = Qᵀ·dQKV      dK = V·dKVᵀ      dV = K·dKV
+void FlaoBackward(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
+                  const ConstTensorView& g, const ConstTensorView& d_out, const TensorView& dq,
+                  const TensorView& dk, const TensorView& dv, const TensorView& dg,
+                  const FlaoKept& kept = {});
+
+}  // namespace attnops
+
+#endif  // ATTNOPS_FLAO_H_

@@ -1,0 +1,206 @@
+// What both passes of flao share: rows of tensors, blocks of tokens, and what becomes of sums.
+
+#if defined(ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_
+#undef ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_
+#else
+#define ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "src/ops/flao/kernels.h"
+#include "src/simd/fetch_ahead.h"
+#include "src/simd/matmul-inl.h"
+#include "src/simd/panels-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::flao {
+namespace HWY_NAMESPACE {
+
+using namespace attnops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
+
+// The type of a kept qkv.
+template <typename T>
+struct KeptOf {
+  using Type = T;
+};
+template <>
+struct KeptOf<Float16> {
+  using Type = float;  // a product of sums may be beyond 65504
+};
+template <typename T>
+using Kept = typename KeptOf<T>::Type;
+
+// Consecutive rows of a head.
+template <typename T>
+struct Rows {
+  T* data = nullptr;
+  std::int64_t stride = 0;
+
+  HWY_INLINE T* operator[](std::int64_t row) const { return data + row * stride; }
+};
+template <typename T>
+HWY_INLINE Rows<const T> RowsOf(const Input& tensor, Head head, std::int64_t first) {
+  const T* data = static_cast<const T*>(tensor.data);
+  if (data == nullptr) return {};
+  return {data + head.batch * tensor.batch + head.head * tensor.head + first * tensor.row,
+          tensor.row};
+}
+template <typename T>
+HWY_INLINE Rows<T> RowsOf(const Output& tensor, Head head, std::int64_t first) {
+  const Rows<const T> rows =
+      RowsOf<T>(Input{tensor.data, tensor.batch, tensor.head, tensor.row}, head, first);
+  return {const_cast<T*>(rows.data), rows.stride};
+}
+
+// Rows that will be read, or written if they are not const.
+template <typename T>
+void FetchRows(const Rows<T>& rows, std::int64_t columns, std::int64_t count, FetchAhead& ahead) {
+  constexpr std::int64_t kSize = sizeof(T);
+  ahead.Add(rows.data, rows.stride * kSize, columns * kSize, count, !std::is_const_v<T>);
+}
+
+HWY_INLINE std::int64_t ChunksOf(std::int64_t columns) {
+  return DivideUp(columns, static_cast<std::int64_t>(ChunkSize()));
+}
+HWY_INLINE std::int64_t Padded(std::int64_t columns) {
+  return RoundUp(columns, static_cast<std::int64_t>(ChunkSize()));
+}
+
+// How often a product pauses to fetch memory.
+HWY_INLINE std::int64_t PausesOf(std::int64_t rows, std::int64_t depth, std::int64_t columns) {
+  return DivideUp(rows, kTileRows) * DivideUp(ChunksOf(columns), kTileChunks) * RunsOf(depth);
+}
+
+// f(first, count) for blocks of the range's tokens; an empty range has one empty block, so that
+// sums over it are set to 0.
+template <class F>
+HWY_INLINE void ForEachBlock(const Range& range, const F& f) {
+  std::int64_t first = range.begin;
+  do {
+    f(first, std::min(kBlock, range.end - first));
+    first += kBlock;
+  } while (first < range.end);
+}
+
+// The block after the one at `first`.
+HWY_INLINE Range NextBlock(const Range& range, std::int64_t first) {
+  const std::int64_t next = first + kBlock;
+  return {next, std::clamp<std::int64_t>(range.end, next, next + kBlock)};
+}
+// The first block of a sequence.
+HWY_INLINE Range FirstBlock(std::int64_t tokens) { return {0, std::min(tokens, kBlock)}; }
+
+// A block of a tensor that will be read.
+template <typename T>
+void FetchBlock(const Input& tensor, Head head, Range block, std::int64_t columns,
+                FetchAhead& ahead) {
+  FetchRows(RowsOf<T>(tensor, head, block.begin), columns, block.end - block.begin, ahead);
+}
+
+// What a pass reads first of the worker's next head.
+template <typename T>
+void FetchNextHead(const Problem& problem, Head next, FetchAhead& ahead) {
+  if (next.batch < 0) return;
+  if (problem.kept_kv.data == nullptr) {
+    FetchBlock<T>(problem.k, next, FirstBlock(problem.M), problem.D, ahead);
+    FetchBlock<T>(problem.v, next, FirstBlock(problem.M), problem.E, ahead);
+  } else {
+    FetchBlock<T>(problem.q, next, FirstBlock(problem.N), problem.D, ahead);
+    FetchBlock<T>(problem.g, next, FirstBlock(problem.N), problem.E, ahead);
+    FetchBlock<T>(problem.d_out, next, FirstBlock(problem.N), problem.E, ahead);
+  }
+}
+
+// Fetches a run's share of a tile of a tensor into L1, for reading or for writing.
+template <int kWrite, typename T>
+HWY_INLINE void FetchTile(const Rows<T>& rows, const TilePlace& place, std::int64_t run,
+                          std::int64_t runs) {
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  const std::int64_t bytes = place.chunks * size * static_cast<std::int64_t>(sizeof(T));
+  for (std::int64_t row = run; row < place.rows; row += runs) {
+    const char* from = reinterpret_cast<const char*>(rows[place.first + row] + place.chunk * size);
+    for (std::int64_t at = 0; at < bytes; at += FetchAhead::kLine) {
+      __builtin_prefetch(from + at, kWrite, 3);
+    }
+  }
+}
+
+// Elements of a chunk in a row of so many columns.
+HWY_INLINE std::size_t ChunkCount(std::int64_t columns, std::int64_t chunk) {
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  return static_cast<std::size_t>(std::min(size, columns - chunk * size));
+}
+template <typename T>
+HWY_INLINE T* ChunkOf(T* row, std::int64_t chunk) {
+  return row + chunk * static_cast<std::int64_t>(ChunkSize());
+}
+
+// What is done with sums: added to a matrix or set.
+struct AddToMatrix {
+  const Panels& to;
+  bool add;
+  FetchAhead& ahead;
+
+  HWY_INLINE void Fetch(const TilePlace&, std::int64_t, std::int64_t) const { ahead.Step(); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
+    float* at = to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize());
+    StoreChunk(add ? Add(sums, LoadChunk(at)) : sums, at);
+  }
+};
+
+// Stored in rows of a tensor.
+template <typename T, Payload kPayload>
+struct StoreInRows {
+  Rows<T> to;
+  std::int64_t columns;
+  FetchAhead& ahead;
+
+  HWY_INLINE void Fetch(const TilePlace& place, std::int64_t run, std::int64_t runs) const {
+    ahead.Step();
+    FetchTile<1>(to, place, run, runs);
+  }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
+    StoreChunkN<kPayload>(sums, ChunkOf(to[row], chunk), ChunkCount(columns, chunk));
+  }
+};
+
+// Multiplied by another tensor, stored, and stored as they are if they are kept.
+template <typename T, bool kKeep, Payload kPayload>
+struct StoreProduct {
+  Rows<const T> factor;
+  Rows<T> to;
+  Rows<Kept<T>> kept;
+  std::int64_t columns;
+  FetchAhead& ahead;
+
+  HWY_INLINE void Fetch(const TilePlace& place, std::int64_t run, std::int64_t runs) const {
+    ahead.Step();
+    FetchTile<0>(factor, place, run, runs);
+    FetchTile<1>(to, place, run, runs);
+    if constexpr (kKeep) FetchTile<1>(kept, place, run, runs);
+  }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
+    const std::size_t n = ChunkCount(columns, chunk);
+    const Chunk by = LoadChunkN(ChunkOf(factor[row], chunk), n);
+    StoreChunkN<kPayload>(Mul(by, sums), ChunkOf(to[row], chunk), n);
+    if constexpr (kKeep) {
+      Kept<T>* at = ChunkOf(kept[row], chunk);
+      if constexpr (std::is_same_v<Kept<T>, T>) {
+        StoreChunkN<kPayload>(sums, at, n);
+      } else {
+        StoreFloatsFrom<T>(sums, at, n);
+      }
+    }
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::flao
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_

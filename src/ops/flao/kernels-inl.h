@@ -1,0 +1,67 @@
+// The table of kernels for one element type.
+
+#if defined(ATTNOPS_SRC_OPS_FLAO_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_OPS_FLAO_KERNELS_INL_H_
+#undef ATTNOPS_SRC_OPS_FLAO_KERNELS_INL_H_
+#else
+#define ATTNOPS_SRC_OPS_FLAO_KERNELS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "src/ops/flao/backward-inl.h"
+#include "src/ops/flao/forward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::flao {
+namespace HWY_NAMESPACE {
+
+template <typename T>
+void FinishKv(const Problem& problem, const Panels& kv) {
+  ZeroPadding<T>(problem.D, problem.E, kv);
+}
+
+template <typename T>
+void StoreKv(const Problem& problem, Head head, const Panels& kv) {
+  const Rows<float> to = RowsOf<float>(problem.kv, head, 0);
+  StoreMatrix<T>(kv, problem.D, problem.E, to.data, to.stride);
+}
+
+template <typename T>
+void LoadKv(const Problem& problem, Head head, const Panels& kv) {
+  const Rows<const float> from = RowsOf<float>(problem.kept_kv, head, 0);
+  LoadMatrix<T>(from.data, from.stride, problem.D, problem.E, kv);
+}
+
+inline void TransposeKv(const Problem& problem, const Panels& from, const Panels& to) {
+  TransposePanels(from, Padded(problem.D), Padded(problem.E), to);
+}
+
+inline void AddPanel(const Problem& problem, const float* from, float* to) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  for (std::int64_t at = 0; at < Padded(problem.D) * chunk; at += chunk) {
+    StoreChunk(Add(LoadChunk(to + at), LoadChunk(from + at)), to + at);
+  }
+}
+
+template <typename T>
+Kernels KernelsOfType() {
+  Kernels kernels;
+  kernels.chunk = static_cast<std::int64_t>(ChunkSize());
+  kernels.add_kv = AddKv<T>;
+  kernels.finish_kv = FinishKv<T>;
+  kernels.store_kv = StoreKv<T>;
+  kernels.load_kv = LoadKv<T>;
+  kernels.transpose = TransposeKv;
+  kernels.add_panel = AddPanel;
+  kernels.forward = Forward<T>;
+  kernels.backward_query = BackwardQuery<T>;
+  kernels.backward_key = BackwardKey<T>;
+  return kernels;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::flao
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_OPS_FLAO_KERNELS_INL_H_

@@ -1,0 +1,132 @@
+#include "src/simd/matmul_testing.h"
+
+#include <cstddef>
+#include <new>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/simd/matmul_testing.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "src/simd/matmul-inl.h"
+#include "src/simd/panels-inl.h"
+#include "src/simd/target.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::simd {
+namespace HWY_NAMESPACE {
+
+using namespace attnops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
+
+struct StoreSums {
+  const Panels& to;
+  bool add;
+
+  HWY_INLINE void Fetch(const TilePlace&, std::int64_t, std::int64_t) const {}
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
+    float* at = to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize());
+    StoreChunk(add ? attnops::HWY_NAMESPACE::Add(sums, LoadChunk(at)) : sums, at);
+  }
+};
+
+void MultiplyOf(bool transposed, const Panels& a, const Panels& b, std::int64_t rows,
+                std::int64_t depth, std::int64_t columns, const Panels& c, bool add) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const std::int64_t chunks = DivideUp(columns, chunk);
+  if (transposed) {
+    Multiply<Left::kTransposed>(a, b, rows, depth, chunks, StoreSums{c, add});
+  } else {
+    Multiply<Left::kStraight>(a, b, rows, depth, chunks, StoreSums{c, add});
+  }
+}
+
+void LoadMatrixOf(const float* from, std::int64_t rows, std::int64_t columns, const Panels& to) {
+  LoadMatrix<float>(from, columns, rows, columns, to);
+}
+void StoreMatrixOf(const Panels& from, std::int64_t rows, std::int64_t columns, float* to) {
+  StoreMatrix<float>(from, rows, columns, to, columns);
+}
+void TransposeOf(const Panels& from, std::int64_t rows, std::int64_t columns, const Panels& to) {
+  TransposePanels(from, rows, columns, to);
+}
+std::int64_t ChunkOf() { return static_cast<std::int64_t>(ChunkSize()); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::simd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace attnops::simd {
+
+HWY_EXPORT(MultiplyOf);
+HWY_EXPORT(LoadMatrixOf);
+HWY_EXPORT(StoreMatrixOf);
+HWY_EXPORT(TransposeOf);
+HWY_EXPORT(ChunkOf);
+
+namespace {
+
+// A matrix of its own, padded to whole chunks both ways.
+class Matrix {
+ public:
+  Matrix(std::int64_t rows, std::int64_t columns)
+      : panel_(Panels::PanelSize(RoundUp(rows, ChunkElements()), ChunkElements())),
+        data_(static_cast<float*>(::operator new (
+            sizeof(float) *
+                static_cast<std::size_t>(DivideUp(columns, ChunkElements()) * panel_ + 1),
+            std::align_val_t{128}))) {}
+  ~Matrix() { ::operator delete (data_, std::align_val_t{128}); }
+  Matrix(const Matrix&) = delete;
+  Matrix& operator=(const Matrix&) = delete;
+  Panels panels() const { return {data_, panel_}; }
+
+ private:
+  std::int64_t panel_;
+  float* data_;
+};
+
+}  // namespace
+
+struct PanelProduct::Memory {
+  Matrix a, b, c;
+};
+
+PanelProduct::PanelProduct(std::int64_t rows, std::int64_t depth, std::int64_t columns,
+                           bool transposed)
+    : rows_(rows),
+      depth_(depth),
+      columns_(columns),
+      transposed_(transposed),
+      memory_(new Memory{{transposed ? depth : rows, transposed ? rows : depth},
+                         {depth, columns},
+                         {rows, columns}}) {}
+PanelProduct::~PanelProduct() = default;
+
+void PanelProduct::Fill(const float* a, const float* b) {
+  const auto load = ATTNOPS_DISPATCH(LoadMatrixOf);
+  load(a, transposed_ ? depth_ : rows_, transposed_ ? rows_ : depth_, memory_->a.panels());
+  load(b, depth_, columns_, memory_->b.panels());
+}
+
+void PanelProduct::Run(bool add) {
+  ATTNOPS_DISPATCH(MultiplyOf)
+  (transposed_, memory_->a.panels(), memory_->b.panels(), rows_, depth_, columns_,
+   memory_->c.panels(), add);
+}
+
+void PanelProduct::Read(float* c) const {
+  ATTNOPS_DISPATCH(StoreMatrixOf)(memory_->c.panels(), rows_, columns_, c);
+}
+
+void TransposeMatrix(const float* a, float* result, std::int64_t rows, std::int64_t columns) {
+  const Matrix from(rows, columns);
+  const Matrix to(columns, rows);
+  ATTNOPS_DISPATCH(LoadMatrixOf)(a, rows, columns, from.panels());
+  ATTNOPS_DISPATCH(TransposeOf)(from.panels(), rows, columns, to.panels());
+  ATTNOPS_DISPATCH(StoreMatrixOf)(to.panels(), columns, rows, result);
+}
+
+std::int64_t ChunkElements() { return ATTNOPS_DISPATCH(ChunkOf)(); }
+
+}  // namespace attnops::simd
+#endif  // HWY_ONCE

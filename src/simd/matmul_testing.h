@@ -1,0 +1,40 @@
+// The matrix product of the SIMD layer, on the chosen target, for its tests and benchmarks.
+#ifndef ATTNOPS_SRC_SIMD_MATMUL_TESTING_H_
+#define ATTNOPS_SRC_SIMD_MATMUL_TESTING_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "src/simd/panels.h"
+
+namespace attnops::simd {
+
+// a·b of row-major float32 matrices, or aᵀ·b.
+class PanelProduct {
+ public:
+  // a is (rows, depth), or (depth, rows) if transposed; b (depth, columns).
+  PanelProduct(std::int64_t rows, std::int64_t depth, std::int64_t columns, bool transposed);
+  ~PanelProduct();
+  PanelProduct(const PanelProduct&) = delete;
+  PanelProduct& operator=(const PanelProduct&) = delete;
+
+  void Fill(const float* a, const float* b);
+  // The product alone; `add` adds it to the last result.
+  void Run(bool add);
+  // The result, (rows, columns).
+  void Read(float* c) const;
+
+ private:
+  struct Memory;
+  std::int64_t rows_, depth_, columns_;
+  bool transposed_;
+  std::unique_ptr<Memory> memory_;
+};
+
+// aᵀ for a of (rows, columns), both multiples of a chunk.
+void TransposeMatrix(const float* a, float* result, std::int64_t rows, std::int64_t columns);
+std::int64_t ChunkElements();
+
+}  // namespace attnops::simd
+
+#endif  // ATTNOPS_SRC_SIMD_MATMUL_TESTING_H_
