@@ -51,10 +51,11 @@ class BasicView {
   // Contiguous, in row-major order.
   BasicView(Pointer data, DType dtype, const Dims& shape)
       : data_(data), dtype_(dtype), shape_(shape), strides_(shape) {
-    std::int64_t stride = 1;
+    // Unsigned, which may wrap: a view of more elements than there can be is refused later.
+    std::uint64_t stride = 1;
     for (int i = shape.rank() - 1; i >= 0; --i) {
-      strides_[i] = stride;
-      stride *= shape[i];
+      strides_[i] = static_cast<std::int64_t>(stride);
+      stride *= static_cast<std::uint64_t>(shape[i]);
     }
   }
 
@@ -88,9 +89,9 @@ class BasicView {
   std::int64_t stride(int i) const { return strides_[i]; }
 
   std::int64_t size() const {
-    std::int64_t n = 1;
-    for (int i = 0; i < rank(); ++i) n *= shape_[i];
-    return n;
+    std::uint64_t n = 1;
+    for (int i = 0; i < rank(); ++i) n *= static_cast<std::uint64_t>(shape_[i]);
+    return static_cast<std::int64_t>(n);
   }
 
  private:

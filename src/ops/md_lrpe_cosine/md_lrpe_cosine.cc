@@ -12,8 +12,12 @@ void CheckGrid(const char* op, const Dims& shape) {
   if (shape.rank() < 1) {
     Fail(op, "shape must have 1 to ", Dims::kMaxRank, " axes; it has none");
   }
+  // Positions are exact to 2^31.
+  constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   for (int i = 0; i < shape.rank(); ++i) {
-    if (shape[i] < 0) Fail(op, "shape must not have negative sizes; it is ", ToString(shape));
+    if (shape[i] < 0 || shape[i] > kLimit) {
+      Fail(op, "shape must have sizes from 0 to ", kLimit, "; one is ", shape[i]);
+    }
   }
 }
 

@@ -8,7 +8,7 @@
 
 namespace attnops::md_lrpe_cosine {
 
-// 1 to Dims::kMaxRank axes of any size from 0.
+// 1 to Dims::kMaxRank axes of sizes from 0 to 2^31.
 void CheckGrid(const char* op, const Dims& shape);
 
 // An offset within its bounds, and in 1-d only.
