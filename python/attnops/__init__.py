@@ -13,6 +13,7 @@ from attnops.runtime import (
     set_target,
     supported_targets,
 )
+from attnops.tpa_decode import tpa_decode
 
 __version__ = "0.1.0"
 
@@ -25,4 +26,5 @@ __all__ = [
     "machine",
     "set_target",
     "supported_targets",
+    "tpa_decode",
 ]

@@ -25,10 +25,11 @@ using tpa_decode::Workspace;
 
 constexpr char kOp[] = "tpa_decode";
 
-// A sequence is cut into pieces of at least so many tokens, since what all tokens share is
-// converted anew for each,
-constexpr std::int64_t kPieceTokens = 512;
-// and into no more than so many, which is enough for any sensible number of threads.
+// A piece of the sequence has at least so many tokens, since what all tokens share may be
+// converted anew for each, twice as many where there are enough pieces even so, and more where
+// there would be too many: 32 are enough for any sensible number of threads.
+constexpr std::int64_t kPieceTokens = 256;
+constexpr std::int64_t kEnoughPieces = 8;
 constexpr std::int64_t kMostPieces = 32;
 // Bound of the pieces' results that wait to be merged.
 constexpr std::int64_t kPartialBytes = std::int64_t{3} << 19;
@@ -97,7 +98,7 @@ class Call {
   Call(const Problem& problem, DType dtype)
       : problem_(problem),
         kernels_(KernelsFor(dtype)),
-        piece_(std::max(kPieceTokens, RoundUp(DivideUp(problem.M, kMostPieces), kBlock))),
+        piece_(PieceSize(problem.M)),
         pieces_(DivideUp(problem.M, piece_)) {
     const double tokens = static_cast<double>(problem.B) * static_cast<double>(problem.M);
     const double work = tokens * static_cast<double>(problem.H) *
@@ -111,20 +112,42 @@ class Call {
       case TpaSplit::kBN:
         return ByPieces();
       case TpaSplit::kBH:
-        return ByHeads(std::clamp<std::int64_t>(DivideUp(workers_, problem_.B), 1,
-                                                DivideUp(problem_.H, kTaskHeads)));
+        return ByHeads(HeadGroups());
       default:
         return ByHeads(1);
     }
   }
 
  private:
-  // Whole batches, if they keep the threads equally busy: that converts each token once and
-  // merges where the results are. Else pieces, if there are enough of them; else heads.
+  static std::int64_t PieceSize(std::int64_t tokens) {
+    const std::int64_t wanted = RoundUp(DivideUp(tokens, kEnoughPieces), kBlock);
+    return std::max(std::clamp(wanted, kPieceTokens, 2 * kPieceTokens),
+                    RoundUp(DivideUp(tokens, kMostPieces), kBlock));
+  }
+
+  std::int64_t HeadGroups() const {
+    return std::clamp<std::int64_t>(DivideUp(workers_, problem_.B), 1,
+                                    DivideUp(problem_.H, kTaskHeads));
+  }
+
+  // The split whose busiest thread has the least to do, in multiply-adds of a token: those of all
+  // heads together, with the conversion of bk, which takes as long as kConversion for each
+  // feature, are done again in each group of heads; those of pieces cost a part more, for merging.
   TpaSplit Choose() const {
-    const std::int64_t rounds = DivideUp(problem_.B, workers_);
-    if (rounds * workers_ * 7 <= problem_.B * 8) return TpaSplit::kB;
-    return problem_.B * pieces_ >= 2 * workers_ ? TpaSplit::kBN : TpaSplit::kBH;
+    constexpr double kConversion = 7, kMerging = 1.06;
+    const auto count = [](std::int64_t n) { return static_cast<double>(n); };
+    const auto rounds = [&](std::int64_t tasks) { return count(DivideUp(tasks, workers_)); };
+    const double D = count(problem_.D), H = count(problem_.H), R = count(problem_.R);
+    const double shared = (problem_.through_rank ? R * D : 0) + kConversion * D;
+    const double own = H * (problem_.through_rank ? R : D) + H * count(problem_.E);
+    const std::int64_t groups = HeadGroups();
+    const double b = rounds(problem_.B) * count(problem_.M) * (shared + own);
+    const double bh =
+        rounds(problem_.B * groups) * count(problem_.M) * (shared + own / count(groups));
+    const double bn = rounds(problem_.B * pieces_) * count(std::min(piece_, problem_.M)) *
+                      (shared + own) * kMerging;
+    if (b <= bh && b <= bn) return TpaSplit::kB;
+    return bn <= bh ? TpaSplit::kBN : TpaSplit::kBH;
   }
 
   static std::size_t Bytes(std::int64_t floats) { return Scratch::Size<float>(floats); }
