@@ -54,10 +54,8 @@ void Run(benchmark::State& state, DType dtype, TpaSplit split) {
 }
 
 int Register() {
-  const std::pair<const char*, TpaSplit> splits[] = {{"auto", TpaSplit::kAuto},
-                                                     {"b", TpaSplit::kB},
-                                                     {"bh", TpaSplit::kBH},
-                                                     {"bn", TpaSplit::kBN}};
+  const std::pair<const char*, TpaSplit> splits[] = {
+      {"auto", TpaSplit::kAuto}, {"b", TpaSplit::kB}, {"bh", TpaSplit::kBH}, {"bn", TpaSplit::kBN}};
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     for (const auto& [split_name, split] : splits) {
       const std::string name = std::string("tpa_decode/") + attnops::Name(dtype) + "/" + split_name;

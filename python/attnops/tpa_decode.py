@@ -56,13 +56,15 @@ def _check(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tenso
         _checks.axes(_OP, name, tensor, names)
     for name in ("aq", "bq"):
         if tensors[name].shape[1] != 1:
-            _checks.fail(
-                _OP, f"{name} must have 1 token (axis 1); it has {tensors[name].shape[1]}"
-            )
+            _checks.fail(_OP, f"{name} must have 1 token (axis 1); it has {tensors[name].shape[1]}")
 
     def same(name: str, axis: int, what: str, other_name: str, other_axis: int) -> None:
         _checks.same_size(
-            _OP, name, tensors[name].shape[axis], what, other_name,
+            _OP,
+            name,
+            tensors[name].shape[axis],
+            what,
+            other_name,
             tensors[other_name].shape[other_axis],
         )
 

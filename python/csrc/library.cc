@@ -104,8 +104,7 @@ TpaSplit SplitOf(const char* op, const std::string& split) {
 
 Tensor TpaDecode(const Tensor& aq, const Tensor& ak, const Tensor& av, const Tensor& bq,
                  const Tensor& bk, const Tensor& bv, std::optional<double> scale,
-                 std::optional<double> scale_q, double scale_k, double scale_v,
-                 std::string split) {
+                 std::optional<double> scale_q, double scale_k, double scale_v, std::string split) {
   constexpr char kOp[] = "tpa_decode";
   const TpaDecodeOptions options{scale, scale_q, scale_k, scale_v, SplitOf(kOp, split)};
   const Tensor aq_read = Readable(kOp, "aq", aq);
@@ -115,9 +114,8 @@ Tensor TpaDecode(const Tensor& aq, const Tensor& ak, const Tensor& av, const Ten
   const Tensor bk_read = Readable(kOp, "bk", bk);
   const Tensor bv_read = Readable(kOp, "bv", bv);
   const bool has_axes = aq.dim() == 4 && bv.dim() == 3;  // else the call below is an error
-  const Tensor out =
-      NewTensor(aq, has_axes ? Dims{aq.size(0), 1, aq.size(2), bv.size(2)} : Dims{0},
-                aq.scalar_type());
+  const Tensor out = NewTensor(aq, has_axes ? Dims{aq.size(0), 1, aq.size(2), bv.size(2)} : Dims{0},
+                               aq.scalar_type());
   attnops::TpaDecode(ViewOf(aq_read), ViewOf(ak_read), ViewOf(av_read), ViewOf(bq_read),
                      ViewOf(bk_read), ViewOf(bv_read), ViewOf(out), options);
   return out;

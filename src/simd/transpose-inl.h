@@ -83,51 +83,51 @@ HWY_INLINE void LoadTransposed(const T* from, std::int64_t stride, std::int64_t 
   for (std::int64_t first = 0; first < Padded(count); first += kLanes) {
     const std::int64_t rows = std::clamp<std::int64_t>(count - first, 0, kLanes);
     float* panel = to.data + first / chunk * to.panel + first % chunk;
-    ForEachChunk(columns, [&](std::int64_t column, std::size_t n,
-                              std::int64_t) ATTNOPS_INLINE_LAMBDA {
-      const T* at = from + first * stride + column;
-      float* result = panel + column * chunk;
-      alignas(64) T padded[kLanes * kMaxChunk];
-      std::int64_t step = stride;
-      if (HWY_UNLIKELY(rows < kLanes || n < ChunkSize())) {
-        std::memset(padded, 0, sizeof(padded));
-        for (std::int64_t i = 0; i < rows; ++i) {
-          std::memcpy(padded + i * chunk, at + i * stride, n * sizeof(T));
-        }
-        at = padded;
-        step = chunk;
-      }
+    ForEachChunk(
+        columns, [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
+          const T* at = from + first * stride + column;
+          float* result = panel + column * chunk;
+          alignas(64) T padded[kLanes * kMaxChunk];
+          std::int64_t step = stride;
+          if (HWY_UNLIKELY(rows < kLanes || n < ChunkSize())) {
+            std::memset(padded, 0, sizeof(padded));
+            for (std::int64_t i = 0; i < rows; ++i) {
+              std::memcpy(padded + i * chunk, at + i * stride, n * sizeof(T));
+            }
+            at = padded;
+            step = chunk;
+          }
 #if HWY_TARGET != HWY_SCALAR
-      if constexpr (IsInterleaved<T>::kValue) {
-        // A pair of elements is one lane until after it has moved.
-        Square pairs;
-        HWY_UNROLL(16)
-        for (int i = 0; i < kLanes; ++i) pairs.v[i] = LoadPacked(at + i * step);
-        pairs = TransposeSquare(pairs);
-        HWY_UNROLL(16)
-        for (int i = 0; i < kLanes; ++i) {
-          const Chunk split = SplitPacked<T>(pairs.v[i]);
-          hn::Store(split.v[0], d, result + i * chunk);
-          hn::Store(split.v[1], d, result + (kLanes + i) * chunk);
-        }
-        return;
-      }
+          if constexpr (IsInterleaved<T>::kValue) {
+            // A pair of elements is one lane until after it has moved.
+            Square pairs;
+            HWY_UNROLL(16)
+            for (int i = 0; i < kLanes; ++i) pairs.v[i] = LoadPacked(at + i * step);
+            pairs = TransposeSquare(pairs);
+            HWY_UNROLL(16)
+            for (int i = 0; i < kLanes; ++i) {
+              const Chunk split = SplitPacked<T>(pairs.v[i]);
+              hn::Store(split.v[0], d, result + i * chunk);
+              hn::Store(split.v[1], d, result + (kLanes + i) * chunk);
+            }
+            return;
+          }
 #endif
-      Square halves[2];
-      HWY_UNROLL(16)
-      for (int i = 0; i < kLanes; ++i) {
-        const Chunk row = LoadChunk(at + i * step);
-        halves[0].v[i] = hn::BitCast(DU(), row.v[0]);
-        halves[1].v[i] = hn::BitCast(DU(), row.v[1]);
-      }
-      for (int half = 0; half < 2; ++half) {
-        const Square square = TransposeSquare(halves[half]);
-        HWY_UNROLL(16)
-        for (int i = 0; i < kLanes; ++i) {
-          hn::Store(hn::BitCast(d, square.v[i]), d, result + (half * kLanes + i) * chunk);
-        }
-      }
-    });
+          Square halves[2];
+          HWY_UNROLL(16)
+          for (int i = 0; i < kLanes; ++i) {
+            const Chunk row = LoadChunk(at + i * step);
+            halves[0].v[i] = hn::BitCast(DU(), row.v[0]);
+            halves[1].v[i] = hn::BitCast(DU(), row.v[1]);
+          }
+          for (int half = 0; half < 2; ++half) {
+            const Square square = TransposeSquare(halves[half]);
+            HWY_UNROLL(16)
+            for (int i = 0; i < kLanes; ++i) {
+              hn::Store(hn::BitCast(d, square.v[i]), d, result + (half * kLanes + i) * chunk);
+            }
+          }
+        });
   }
 }
 

@@ -21,11 +21,10 @@ void Check(const TpaSpec& spec, TpaSplit split = TpaSplit::kAuto) {
 // Tokens around a block of 128 and a piece of 512, features around a chunk and a tile of every
 // target, and both orders of the products.
 TEST(TpaDecodeAccuracy, AwkwardSizes) {
-  static constexpr Sizes kSizes[] = {{1, 1, 1, 1, 1},       {130, 31, 17, 127, 65},
-                                     {127, 3, 40, 9, 5},    {129, 7, 1, 33, 128},
-                                     {16, 40, 2, 64, 3},    {511, 5, 3, 17, 31},
-                                     {513, 4, 65, 16, 16},  {1500, 33, 16, 40, 70},
-                                     {33, 16, 4, 300, 200}, {5, 70, 70, 8, 8}};
+  static constexpr Sizes kSizes[] = {
+      {1, 1, 1, 1, 1},       {130, 31, 17, 127, 65}, {127, 3, 40, 9, 5},   {129, 7, 1, 33, 128},
+      {16, 40, 2, 64, 3},    {511, 5, 3, 17, 31},    {513, 4, 65, 16, 16}, {1500, 33, 16, 40, 70},
+      {33, 16, 4, 300, 200}, {5, 70, 70, 8, 8}};
   for (const DType dtype : kTpaTypes) {
     for (const Sizes& s : kSizes) {
       for (const TpaSplit split : kTpaSplits) {

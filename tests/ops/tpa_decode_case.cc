@@ -103,10 +103,9 @@ void TpaCase::Expect() {
   const std::int64_t M = spec_.m, H = spec_.heads, E = spec_.e;
   const reference::TpaDecode reference = Reference();
   const Values avs = av.Values(), bvs = bv.Values();
-  const auto result =
-      reference.Run(aq.Values(), ak.Values(), avs, bq.Values(), bk.Values(), bvs);
-  const Values magnitude = reference.Scores(Abs(aq.Values()), Abs(ak.Values()), Abs(bq.Values()),
-                                            Abs(bk.Values()));
+  const auto result = reference.Run(aq.Values(), ak.Values(), avs, bq.Values(), bk.Values(), bvs);
+  const Values magnitude =
+      reference.Scores(Abs(aq.Values()), Abs(ak.Values()), Abs(bq.Values()), Abs(bk.Values()));
   const double of_scores = SumError(spec_.rank) + SumError(spec_.d) + 6 * kUnitFloat32;
   expected_ = result.out;
   bound_.resize(expected_.size());
@@ -117,8 +116,8 @@ void TpaCase::Expect() {
     double mean = 0;
     Values total(E), weighted(E);
     for (std::int64_t t = 0; t < M; ++t) {
-      const double error = of_scores * std::abs(magnitude[bh * M + t]) +
-                           4 * SoftmaxArgument(s[t], max) + kSoftmax;
+      const double error =
+          of_scores * std::abs(magnitude[bh * M + t]) + 4 * SoftmaxArgument(s[t], max) + kSoftmax;
       mean += p[t] * error;
       const std::int64_t token = bh / H * M + t;
       const double weight = std::abs(reference.scale_v * avs[token * H + bh % H]) * p[t];

@@ -111,13 +111,8 @@ TEST(TpaDecodeExtreme, NanStaysWhereItBelongs) {
   for (const DType dtype : kTpaTypes) {
     for (const std::int64_t rank : {3, 9}) {
       for (const Spoilt& spoilt : SpoiltInputs(rank)) {
-        TpaCase c({.dtype = dtype,
-                   .batch = kB,
-                   .m = kM,
-                   .heads = kH,
-                   .rank = rank,
-                   .d = kD,
-                   .e = kE});
+        TpaCase c(
+            {.dtype = dtype, .batch = kB, .m = kM, .heads = kH, .rank = rank, .d = kD, .e = kE});
         Set(c.*spoilt.tensor, spoilt.index, std::nan(""));
         OnEveryTarget([&] {
           for (const TpaSplit split : kTpaSplits) {

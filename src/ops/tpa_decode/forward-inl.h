@@ -154,8 +154,8 @@ HWY_INLINE void Weigh(const Problem& problem, std::int64_t heads, std::int64_t c
     VF sum = hn::Load(d, to.sum + h * kLanes);
     ForEachStep(chunks, [&](auto k, std::int64_t at) ATTNOPS_INLINE_LAMBDA {
       constexpr int kVectors = 2 * decltype(k)::value;
-      const Pack<kVectors> p = ExpDifference<kAccuracy>(LoadRow<k()>(work.s, at, h),
-                                                        Fill<kVectors>(max));
+      const Pack<kVectors> p =
+          ExpDifference<kAccuracy>(LoadRow<k()>(work.s, at, h), Fill<kVectors>(max));
       sum = hn::Add(sum, SumOfVectors(p));
       StoreRow<k()>(Mul(p, LoadRow<k()>(work.av, at, factors)), work.s, at, h);
     });
@@ -264,10 +264,10 @@ void Finish(const Problem& problem, std::int64_t batch, std::int64_t first, Rang
   for (std::int64_t h = rows.begin; h < rows.end; ++h) {
     T* row = out + (first + h) * problem.out.row;
     const Chunk factor = Fill<2>(problem.value_scale / from.sum[h * kLanes]);
-    ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
-                                std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-      StoreChunkN(Mul(LoadChunk(RowOf(from.out, chunk, h)), factor), row + column, n);
-    });
+    ForEachChunk(problem.E,
+                 [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+                   StoreChunkN(Mul(LoadChunk(RowOf(from.out, chunk, h)), factor), row + column, n);
+                 });
   }
 }
 

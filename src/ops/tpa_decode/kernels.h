@@ -54,8 +54,8 @@ struct Workspace {
 // Σ exp(s−m)·av·bv.
 struct Partial {
   float* max;
-  float* sum;   // `lanes` for each head
-  Panels out;   // (heads, E), columns in storage order
+  float* sum;  // `lanes` for each head
+  Panels out;  // (heads, E), columns in storage order
 };
 
 struct Kernels {

@@ -1,5 +1,5 @@
-// The kernels of tpa_decode on float16 tensors, for every SIMD target. A file for each type, so that they
-// compile at the same time.
+// The kernels of tpa_decode on float16 tensors, for every SIMD target. A file for each type, so
+// that they compile at the same time.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/ops/tpa_decode/kernels_float16.cc"
 #include <hwy/foreach_target.h>

@@ -244,9 +244,8 @@ class Call {
   // A task is a piece of a batch. As many as their results have room are computed, then merged.
   void ByPieces() const {
     const std::int64_t all = problem_.B * pieces_;
-    const std::int64_t fit =
-        std::max<std::int64_t>(kPartialBytes / static_cast<std::int64_t>(PartialBytes(problem_.H)),
-                               workers_);
+    const std::int64_t fit = std::max<std::int64_t>(
+        kPartialBytes / static_cast<std::int64_t>(PartialBytes(problem_.H)), workers_);
     const std::int64_t wave = std::min(all, fit);
     const int workers = static_cast<int>(std::min<std::int64_t>(workers_, wave));
     Scratch scratch(static_cast<std::size_t>(workers) * WorkspaceBytes(problem_.H) +
@@ -316,8 +315,7 @@ void SetZero(const TensorView& out) {
   const std::int64_t size = SizeOf(out.dtype());
   for (std::int64_t b = 0; b < out.shape(0); ++b) {
     for (std::int64_t h = 0; h < out.shape(2); ++h) {
-      char* row =
-          static_cast<char*>(out.data()) + (b * out.stride(0) + h * out.stride(2)) * size;
+      char* row = static_cast<char*>(out.data()) + (b * out.stride(0) + h * out.stride(2)) * size;
       std::memset(row, 0, static_cast<std::size_t>(out.shape(3) * size));
     }
   }
