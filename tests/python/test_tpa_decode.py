@@ -1,5 +1,8 @@
 """tpa_decode against the reference in double precision."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -97,3 +100,32 @@ def test_nan_is_where_torch_has_it(name):
     scores = (q @ bk.mT) * ak.mT * 8**-0.5
     expected = ((torch.softmax(scores, -1) * av.mT) @ bv).unsqueeze(1)
     assert torch.equal(attnops.tpa_decode(*args).isnan(), expected.isnan())
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+import torch, attnops
+
+def field(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+b, m = 2, int(sys.argv[1])
+shapes = [(b, 1, 32, 16), (b, m, 32), (b, m, 32), (b, 1, 16, 128), (b, m, 128), (b, m, 128)]
+args = [torch.randn(s, dtype=torch.bfloat16) for s in shapes]
+torch.set_num_threads(2)
+attnops.tpa_decode(*(a[:, :1] for a in args), split=sys.argv[2])
+before = field("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+out = attnops.tpa_decode(*args, split=sys.argv[2])
+print(field("VmHWM") - before)
+"""
+
+
+@pytest.mark.parametrize("split", ["b", "bh", "bn"])
+def test_scratch_does_not_grow_with_the_cache(split):
+    """4 MB with the output; 2 MB are for the kernel's coarse count."""
+    for m in (4096, 65536):
+        command = [sys.executable, "-c", PEAK, str(m), split]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert float(done.stdout) <= 4 + 2
