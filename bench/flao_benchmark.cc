@@ -5,17 +5,16 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "bench/random_tensor.h"
 #include "src/simd/matmul_testing.h"
 
 namespace {
 
-using attnops::ConstTensorView;
 using attnops::DType;
-using attnops::TensorView;
+using attnops::bench::RandomTensor;
 
 constexpr std::int64_t kHeads = 12;
 constexpr std::int64_t kFeatures = 128;
@@ -44,32 +43,6 @@ void BM_PanelProduct(benchmark::State& state, bool transposed) {
 }
 BENCHMARK_CAPTURE(BM_PanelProduct, straight, false)->Arg(64)->Arg(128)->Arg(256);
 BENCHMARK_CAPTURE(BM_PanelProduct, transposed, true)->Arg(64)->Arg(128)->Arg(256);
-
-// A tensor of any of the types with values in [1, 2) or [-2, -1), from their bit patterns, at a
-// multiple of 128 bytes.
-class RandomTensor {
- public:
-  RandomTensor(DType dtype, const attnops::Dims& shape) : dtype_(dtype), shape_(shape) {
-    const std::int64_t elements = ConstTensorView(nullptr, dtype, shape).size();
-    bits_.resize(static_cast<std::size_t>(elements * attnops::SizeOf(dtype) / 2 + 64));
-    std::mt19937 generator(2024);
-    const std::uint32_t one = dtype == DType::kFloat16 ? 0x3c00 : 0x3f80;
-    const std::uint32_t mantissa = dtype == DType::kFloat16 ? 0x3ff : 0x7f;
-    for (auto& value : bits_) {
-      const std::uint32_t random = generator();
-      value = static_cast<std::uint16_t>(one | (random & mantissa) | (random >> 16 & 0x8000));
-    }
-  }
-  TensorView view() {
-    const auto address = (reinterpret_cast<std::uintptr_t>(bits_.data()) + 127) / 128 * 128;
-    return {reinterpret_cast<void*>(address), dtype_, shape_};
-  }
-
- private:
-  DType dtype_;
-  attnops::Dims shape_;
-  std::vector<std::uint16_t> bits_;
-};
 
 enum class Keep { kNone, kKv, kKvQkv };
 constexpr const char* kKeepNames[] = {"none", "kv", "kv_qkv"};

@@ -14,6 +14,7 @@ from attnops.runtime import (
     set_target,
     supported_targets,
 )
+from attnops.tpa_decode import tpa_decode
 
 __version__ = "0.1.0"
 
@@ -28,4 +29,5 @@ __all__ = [
     "md_lrpe_cosine",
     "set_target",
     "supported_targets",
+    "tpa_decode",
 ]

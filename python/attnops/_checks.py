@@ -98,6 +98,19 @@ def heads(op: str, name: str, rows: int, x_heads: int) -> None:
         fail(op, f"{name} has {rows} heads; x has {x_heads} (expected {x_heads} or 1)")
 
 
+def axes(op: str, name: str, value: Tensor, names: str) -> None:
+    """As many axes as are named: "(B,H,N,D)"."""
+    wanted = names.count(",") + 1
+    if value.ndim != wanted:
+        fail(op, f"{name} must have {wanted} axes {names}; its shape is {shape(value)}")
+
+
+def same_size(op: str, name: str, size: int, what: str, other_name: str, expected: int) -> None:
+    """The sizes of an axis that two tensors share."""
+    if size != expected:
+        fail(op, f"{name} has {size} {what}; {other_name} has {expected}")
+
+
 def angle_type(op: str, x: Tensor, theta: Tensor) -> None:
     """Theta has x's type or float32."""
     if theta.dtype not in (x.dtype, torch.float32):

@@ -36,15 +36,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> None:
     for (name, tensor), axes in zip(
         tensors.items(), ("(B,H,N,D)", "(B,H,M,D)", "(B,H,M,E)", "(B,H,N,E)"), strict=True
     ):
-        if tensor.ndim != 4:
-            _checks.fail(
-                _OP, f"{name} must have 4 axes {axes}; its shape is {_checks.shape(tensor)}"
-            )
+        _checks.axes(_OP, name, tensor, axes)
 
     def same(name: str, axis: int, what: str, other_name: str, other_axis: int) -> None:
         size, expected = tensors[name].shape[axis], tensors[other_name].shape[other_axis]
-        if size != expected:
-            _checks.fail(_OP, f"{name} has {size} {what}; {other_name} has {expected}")
+        _checks.same_size(_OP, name, size, what, other_name, expected)
 
     for name in ("k", "v", "g"):
         same(name, 0, "batches", "q", 0)

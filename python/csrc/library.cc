@@ -11,6 +11,7 @@
 
 #include "pool.h"
 #include "tensors.h"
+#include "tpa_decode_naive.h"
 
 namespace attnops::torch_binding {
 namespace {
@@ -163,6 +164,33 @@ Gradients FlaoBackward(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return {dq, dk, dv, dg};
 }
 
+TpaSplit SplitOf(const char* op, const std::string& split) {
+  if (split == "auto") return TpaSplit::kAuto;
+  if (split == "b") return TpaSplit::kB;
+  if (split == "bh") return TpaSplit::kBH;
+  if (split == "bn") return TpaSplit::kBN;
+  throw Error(std::string(op) + ": split must be one of auto, b, bh, bn; it is \"" + split + "\"");
+}
+
+Tensor TpaDecode(const Tensor& aq, const Tensor& ak, const Tensor& av, const Tensor& bq,
+                 const Tensor& bk, const Tensor& bv, std::optional<double> scale,
+                 std::optional<double> scale_q, double scale_k, double scale_v, std::string split) {
+  constexpr char kOp[] = "tpa_decode";
+  const TpaDecodeOptions options{scale, scale_q, scale_k, scale_v, SplitOf(kOp, split)};
+  const Tensor aq_read = Readable(kOp, "aq", aq);
+  const Tensor ak_read = Readable(kOp, "ak", ak);
+  const Tensor av_read = Readable(kOp, "av", av);
+  const Tensor bq_read = Readable(kOp, "bq", bq);
+  const Tensor bk_read = Readable(kOp, "bk", bk);
+  const Tensor bv_read = Readable(kOp, "bv", bv);
+  const bool has_axes = aq.dim() == 4 && bv.dim() == 3;  // else the call below is an error
+  const Tensor out =
+      NewTensor(aq, has_axes ? Dims{aq.size(0), 1, aq.size(2), bv.size(2)} : Dims{0});
+  attnops::TpaDecode(ViewOf(aq_read), ViewOf(ak_read), ViewOf(av_read), ViewOf(bq_read),
+                     ViewOf(bk_read), ViewOf(bv_read), ViewOf(out), options);
+  return out;
+}
+
 std::string Join(const std::vector<std::string>& names) {
   std::string joined;
   for (const std::string& name : names) joined += (joined.empty() ? "" : " ") + name;
@@ -206,6 +234,12 @@ STABLE_TORCH_LIBRARY(attnops, m) {
   m.def(
       "flao_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
       "Tensor? qkv) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
+  m.def(
+      "tpa_decode(Tensor aq, Tensor ak, Tensor av, Tensor bq, Tensor bk, Tensor bv, float? scale, "
+      "float? scale_q, float scale_k, float scale_v, str split) -> Tensor");
+  m.def(
+      "tpa_decode_naive(Tensor aq, Tensor ak, Tensor av, Tensor bq, Tensor bk, Tensor bv) -> "
+      "Tensor");
   m.def("empty_cache() -> ()");
   m.def("get_target() -> str");
   m.def("set_target(str name) -> ()");
@@ -219,6 +253,8 @@ STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {
   m.impl("flao", TORCH_BOX(&attnops::torch_binding::Flao));
   m.impl("flao_backward", TORCH_BOX(&attnops::torch_binding::FlaoBackward));
   m.impl("lrpe_rotate", TORCH_BOX(&attnops::torch_binding::LrpeRotate));
+  m.impl("tpa_decode", TORCH_BOX(&attnops::torch_binding::TpaDecode));
+  m.impl("tpa_decode_naive", TORCH_BOX(&attnops::torch_binding::TpaDecodeNaive));
   m.impl("lrpe_rotate_backward", TORCH_BOX(&attnops::torch_binding::LrpeRotateBackward));
   m.impl("md_lrpe_cosine", TORCH_BOX(&attnops::torch_binding::MdLrpeCosine));
   m.impl("md_lrpe_cosine_backward", TORCH_BOX(&attnops::torch_binding::MdLrpeCosineBackward));

@@ -55,6 +55,21 @@ void CheckOutput(const char* op, const char* name, const TensorView& view) {
   }
 }
 
+void CheckRank(const char* op, const char* name, const ConstTensorView& view, int rank,
+               const char* axes) {
+  if (view.rank() != rank) {
+    Fail(op, name, " must have ", rank, " axes ", axes, "; its shape is ", ToString(view.shape()));
+  }
+  CheckView(op, name, view);
+}
+
+void CheckAxis(const char* op, const char* name, const ConstTensorView& view, int axis,
+               const char* what, const char* other_name, std::int64_t expected) {
+  if (view.shape(axis) != expected) {
+    Fail(op, name, " has ", view.shape(axis), " ", what, "; ", other_name, " has ", expected);
+  }
+}
+
 void CheckSameShape(const char* op, const char* name, const ConstTensorView& view,
                     const char* other_name, const ConstTensorView& other) {
   bool same = view.rank() == other.rank();

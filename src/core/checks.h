@@ -31,6 +31,14 @@ void CheckView(const char* op, const char* name, const ConstTensorView& view);
 // What an output must be beyond that: no two of its elements share memory.
 void CheckOutput(const char* op, const char* name, const TensorView& view);
 
+// A view, as above, with this many axes; `axes` names them: "(B,H,N,D)".
+void CheckRank(const char* op, const char* name, const ConstTensorView& view, int rank,
+               const char* axes);
+
+// The size of an axis, of so many `what`, is that of another argument.
+void CheckAxis(const char* op, const char* name, const ConstTensorView& view, int axis,
+               const char* what, const char* other_name, std::int64_t expected);
+
 void CheckSameShape(const char* op, const char* name, const ConstTensorView& view,
                     const char* other_name, const ConstTensorView& other);
 void CheckSameType(const char* op, const char* name, const ConstTensorView& view,

@@ -2,6 +2,7 @@
 #ifndef ATTNOPS_SRC_SIMD_FETCH_AHEAD_H_
 #define ATTNOPS_SRC_SIMD_FETCH_AHEAD_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "src/core/numeric.h"
@@ -20,6 +21,10 @@ class FetchAhead {
   void Add(const void* data, std::int64_t stride, std::int64_t bytes, std::int64_t rows,
            bool write = false) {
     if (rows <= 0 || bytes <= 0) return;
+    if (stride == bytes) {
+      bytes *= rows;
+      rows = 1;
+    }
     parts_[count_++] = {static_cast<const char*>(data), stride, bytes, rows, write};
     lines_ += rows * DivideUp(bytes, kLine);
   }
@@ -27,16 +32,21 @@ class FetchAhead {
   // Spreads what was added over this many steps.
   void Spread(std::int64_t steps) { step_lines_ = steps > 0 ? DivideUp(lines_, steps) : 0; }
 
+  // A run of lines at a time: counting each of them in memory would take longer than fetching it.
   void Step() {
-    for (std::int64_t i = 0; i < step_lines_ && at_ < count_; ++i) {
+    std::int64_t left = step_lines_;
+    while (left > 0 && at_ < count_) {
       Part& part = parts_[at_];
+      const std::int64_t lines = std::min(left, DivideUp(part.bytes - offset_, kLine));
+      const char* line = part.row + offset_;
       if (part.write) {
-        __builtin_prefetch(part.row + offset_, 1, 2);
+        for (std::int64_t i = 0; i < lines; ++i) __builtin_prefetch(line + i * kLine, 1, 2);
       } else {
-        __builtin_prefetch(part.row + offset_, 0, 2);
+        for (std::int64_t i = 0; i < lines; ++i) __builtin_prefetch(line + i * kLine, 0, 2);
       }
-      offset_ += kLine;
-      if (offset_ < part.bytes) continue;
+      left -= lines;
+      offset_ += lines * kLine;
+      if (offset_ < part.bytes) return;
       offset_ = 0;
       part.row += part.stride;
       if (--part.rows == 0) ++at_;

@@ -37,6 +37,14 @@ using Chunk = Pack<2>;
 HWY_INLINE std::size_t ChunkSize() { return 2 * hn::Lanes(DF()); }
 constexpr std::size_t kMaxChunk = 2 * hn::MaxLanes(DF());
 
+// Chunks of a row, and its elements with those that fill the last one.
+HWY_INLINE std::int64_t ChunksOf(std::int64_t columns) {
+  return DivideUp(columns, static_cast<std::int64_t>(ChunkSize()));
+}
+HWY_INLINE std::int64_t Padded(std::int64_t columns) {
+  return RoundUp(columns, static_cast<std::int64_t>(ChunkSize()));
+}
+
 // Whether Highway converts float16 with the hardware's instructions; elsewhere its
 // stores are wrong and ours are used.
 #undef ATTNOPS_HARDWARE_F16
@@ -179,12 +187,20 @@ HWY_INLINE VU LoadPacked(const T* from) {
   return hn::BitCast(DU(), hn::LoadU(DU16(), reinterpret_cast<const std::uint16_t*>(from)));
 }
 
-HWY_INLINE Chunk LoadChunk(const BFloat16* from) {
+// The elements of two in each lane, for the types that are interleaved.
+template <typename T>
+HWY_INLINE Chunk SplitPacked(VU packed) {
   const DF d;
-  const VU packed = LoadPacked(from);
-  return {{hn::BitCast(d, hn::ShiftLeft<16>(packed)),
-           hn::BitCast(d, hn::And(packed, hn::Set(DU(), 0xffff0000u)))}};
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return {{hn::BitCast(d, hn::ShiftLeft<16>(packed)),
+             hn::BitCast(d, hn::And(packed, hn::Set(DU(), 0xffff0000u)))}};
+  } else {
+    return {{PromoteFloat16Bits(hn::And(packed, hn::Set(DU(), 0xffffu))),
+             PromoteFloat16Bits(hn::ShiftRight<16>(packed))}};
+  }
 }
+
+HWY_INLINE Chunk LoadChunk(const BFloat16* from) { return SplitPacked<BFloat16>(LoadPacked(from)); }
 
 HWY_INLINE Chunk LoadChunk(const Float16* from) {
 #if ATTNOPS_HARDWARE_F16
@@ -194,9 +210,7 @@ HWY_INLINE Chunk LoadChunk(const Float16* from) {
   return {
       {hn::PromoteTo(d, hn::LoadU(d16, p)), hn::PromoteTo(d, hn::LoadU(d16, p + hn::Lanes(d)))}};
 #else
-  const VU packed = LoadPacked(from);
-  return {{PromoteFloat16Bits(hn::And(packed, hn::Set(DU(), 0xffffu))),
-           PromoteFloat16Bits(hn::ShiftRight<16>(packed))}};
+  return SplitPacked<Float16>(LoadPacked(from));
 #endif
 }
 

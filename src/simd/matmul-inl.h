@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "src/simd/fetch_ahead.h"
 #include "src/simd/io-inl.h"
 #include "src/simd/pack-inl.h"
 #include "src/simd/panels.h"
@@ -203,6 +204,24 @@ HWY_INLINE void Multiply(const Panels& a, const Panels& b, std::int64_t rows, st
     if (chunk < chunks) MultiplyPanels<kLeft, 1>(a, b, rows, depth, chunk, finish);
   }
 }
+
+// How often a product pauses to fetch memory.
+HWY_INLINE std::int64_t PausesOf(std::int64_t rows, std::int64_t depth, std::int64_t columns) {
+  return DivideUp(rows, kTileRows) * DivideUp(ChunksOf(columns), kTileChunks) * RunsOf(depth);
+}
+
+// Adds sums to a matrix or sets it to them.
+struct AddToMatrix {
+  const Panels& to;
+  bool add;
+  FetchAhead& ahead;
+
+  HWY_INLINE void Fetch(const TilePlace&, std::int64_t, std::int64_t) const { ahead.Step(); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
+    float* at = to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize());
+    StoreChunk(add ? Add(sums, LoadChunk(at)) : sums, at);
+  }
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace attnops

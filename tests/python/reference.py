@@ -176,3 +176,45 @@ def flao_backward(
     args = [t.detach().double() for t in (q, k, v, g, d_out)]
     scales = run(*(t.abs() for t in args))
     return [Expected(*pair) for pair in zip(run(*args), scales, strict=True)]
+
+
+def tpa_decode(
+    aq: torch.Tensor,
+    ak: torch.Tensor,
+    av: torch.Tensor,
+    bq: torch.Tensor,
+    bk: torch.Tensor,
+    bv: torch.Tensor,
+    scale: float | None = None,
+    scale_q: float | None = None,
+    scale_k: float = 1.0,
+    scale_v: float = 1.0,
+) -> Expected:
+    """Attention to the cache. The scale is the whole error of float32 arithmetic.
+
+    A score is off by δ = sums(R, D) of the magnitudes of its terms, exp(s−max) also by the rounding
+    of its argument and exp's own error, and the softmax by the mean of these errors besides.
+    """
+    from tolerances import ARITHMETIC, sums  # which imports this module
+
+    aq, ak, av, bq, bk, bv = (t.detach().double() for t in (aq, ak, av, bq, bk, bv))
+    rank, features, tokens = aq.shape[3], bk.shape[2], bk.shape[1]
+    scale = features**-0.5 if scale is None else scale
+    scale_q = 1 / rank if scale_q is None else scale_q
+    if tokens == 0:
+        zeros = torch.zeros(*aq.shape[:3], bv.shape[2], dtype=torch.float64)
+        return Expected(zeros, zeros)
+
+    def scores(aq, ak, bq, bk) -> torch.Tensor:
+        return scale * scale_k * scale_q * (aq[:, 0] @ bq[:, 0]) @ bk.mT * ak.mT
+
+    s = scores(aq, ak, bq, bk)
+    p = torch.softmax(s, -1)
+    terms = scores(aq.abs(), ak.abs(), bq.abs(), bk.abs()).abs()
+    spread = s.amax(-1, keepdim=True) - s
+    error = sums(rank, features) * terms + ARITHMETIC["softmax"] * (1 + spread / 16)
+    weights = abs(scale_v) * p * av.mT.abs()
+    total = weights @ bv.abs()
+    mean = (p * error).sum(-1, keepdim=True)
+    off = (weights * error) @ bv.abs() + (mean + 2 * sums(tokens)) * total
+    return Expected((scale_v * (p * av.mT) @ bv).unsqueeze(1), off.unsqueeze(1))

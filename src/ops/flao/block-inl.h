@@ -64,18 +64,6 @@ void FetchRows(const Rows<T>& rows, std::int64_t columns, std::int64_t count, Fe
   ahead.Add(rows.data, rows.stride * kSize, columns * kSize, count, !std::is_const_v<T>);
 }
 
-HWY_INLINE std::int64_t ChunksOf(std::int64_t columns) {
-  return DivideUp(columns, static_cast<std::int64_t>(ChunkSize()));
-}
-HWY_INLINE std::int64_t Padded(std::int64_t columns) {
-  return RoundUp(columns, static_cast<std::int64_t>(ChunkSize()));
-}
-
-// How often a product pauses to fetch memory.
-HWY_INLINE std::int64_t PausesOf(std::int64_t rows, std::int64_t depth, std::int64_t columns) {
-  return DivideUp(rows, kTileRows) * DivideUp(ChunksOf(columns), kTileChunks) * RunsOf(depth);
-}
-
 // f(first, count) for blocks of the range's tokens; an empty range has one empty block, so that
 // sums over it are set to 0.
 template <class F>
@@ -140,20 +128,7 @@ HWY_INLINE T* ChunkOf(T* row, std::int64_t chunk) {
   return row + chunk * static_cast<std::int64_t>(ChunkSize());
 }
 
-// What is done with sums: added to a matrix or set.
-struct AddToMatrix {
-  const Panels& to;
-  bool add;
-  FetchAhead& ahead;
-
-  HWY_INLINE void Fetch(const TilePlace&, std::int64_t, std::int64_t) const { ahead.Step(); }
-  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
-    float* at = to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize());
-    StoreChunk(add ? Add(sums, LoadChunk(at)) : sums, at);
-  }
-};
-
-// Stored in rows of a tensor.
+// What is done with sums: stored in rows of a tensor.
 template <typename T, Payload kPayload>
 struct StoreInRows {
   Rows<T> to;

@@ -32,35 +32,21 @@ constexpr std::int64_t kPieceBytes = 16 << 20;
 // Calls of fewer multiply-adds are not worth waking a thread for.
 constexpr double kSerialWork = 5e5;
 
-void CheckRank(const char* name, const ConstTensorView& view, const char* axes) {
-  if (view.rank() != 4) {
-    Fail(kOp, name, " must have 4 axes ", axes, "; its shape is ", ToString(view.shape()));
-  }
-  CheckView(kOp, name, view);
-}
-
-void CheckAxis(const char* name, const ConstTensorView& view, int axis, const char* what,
-               const char* other_name, std::int64_t expected) {
-  if (view.shape(axis) != expected) {
-    Fail(kOp, name, " has ", view.shape(axis), " ", what, "; ", other_name, " has ", expected);
-  }
-}
-
 void CheckInputs(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
                  const ConstTensorView& g) {
-  CheckRank("q", q, "(B,H,N,D)");
-  CheckRank("k", k, "(B,H,M,D)");
-  CheckRank("v", v, "(B,H,M,E)");
-  CheckRank("g", g, "(B,H,N,E)");
+  CheckRank(kOp, "q", q, 4, "(B,H,N,D)");
+  CheckRank(kOp, "k", k, 4, "(B,H,M,D)");
+  CheckRank(kOp, "v", v, 4, "(B,H,M,E)");
+  CheckRank(kOp, "g", g, 4, "(B,H,N,E)");
   const std::pair<const char*, const ConstTensorView&> others[] = {{"k", k}, {"v", v}, {"g", g}};
   for (const auto& [name, view] : others) {
-    CheckAxis(name, view, 0, "batches", "q", q.shape(0));
-    CheckAxis(name, view, 1, "heads", "q", q.shape(1));
+    CheckAxis(kOp, name, view, 0, "batches", "q", q.shape(0));
+    CheckAxis(kOp, name, view, 1, "heads", "q", q.shape(1));
   }
-  CheckAxis("k", k, 3, "features", "q", q.shape(3));
-  CheckAxis("v", v, 2, "tokens", "k", k.shape(2));
-  CheckAxis("g", g, 2, "tokens", "q", q.shape(2));
-  CheckAxis("g", g, 3, "features", "v", v.shape(3));
+  CheckAxis(kOp, "k", k, 3, "features", "q", q.shape(3));
+  CheckAxis(kOp, "v", v, 2, "tokens", "k", k.shape(2));
+  CheckAxis(kOp, "g", g, 2, "tokens", "q", q.shape(2));
+  CheckAxis(kOp, "g", g, 3, "features", "v", v.shape(3));
   for (const auto& [name, view] : others) CheckSameType(kOp, name, view, "q", q);
 }
 

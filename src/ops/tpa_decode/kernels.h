@@ -1,0 +1,86 @@
+// What the schedule of tpa_decode asks of its kernels.
+#ifndef ATTNOPS_SRC_OPS_TPA_DECODE_KERNELS_H_
+#define ATTNOPS_SRC_OPS_TPA_DECODE_KERNELS_H_
+
+#include <cstdint>
+
+#include "src/simd/panels.h"
+
+namespace attnops::tpa_decode {
+
+// Tokens whose scores are computed at a time: the sums of p·V stay in registers for a whole block,
+// and what a block needs fits into L2. A multiple of four chunks of any target.
+constexpr std::int64_t kBlock = 128;
+
+// A (B,rows,features) tensor. Strides in elements.
+template <typename Pointer>
+struct Tensor {
+  Pointer data = nullptr;
+  std::int64_t batch = 0, row = 0;
+};
+using Input = Tensor<const void*>;
+using Output = Tensor<void*>;
+
+struct Problem {
+  std::int64_t B, M, H, R, D, E;
+  Input aq, ak, av, bq, bk, bv;
+  Output out;
+  float score_scale;  // scale · scale_q · scale_k
+  float value_scale;  // scale_v
+  // Scores as aq·(bq·bkᵀ) instead of (aq·bq)·bkᵀ.
+  bool through_rank;
+};
+
+// Tokens, or heads, [begin, end).
+struct Range {
+  std::int64_t begin, end;
+  std::int64_t size() const { return end - begin; }
+};
+
+// A worker's matrices: float32, columns of bq, q and bv in the type's storage order.
+struct Workspace {
+  Panels aq;      // (heads, R), scaled
+  Panels bq;      // (R, D)
+  Panels q;       // (heads, D)
+  Panels bk;      // (D, block): transposed
+  Panels ak, av;  // (heads, block): transposed, rows in storage order
+  Panels t;       // (R, block): bq·bkᵀ
+  Panels s;       // (heads, block): scores, then weights
+  Panels bv;      // (block, columns of a tile)
+};
+
+// The softmax of some tokens, not divided by its sum: for each head the maximum m of the scores,
+// Σ exp(s−m), in as many parts as a vector has lanes or in the first of them, and
+// Σ exp(s−m)·av·bv.
+struct Partial {
+  float* max;
+  float* sum;  // `lanes` for each head
+  Panels out;  // (heads, E), columns in storage order
+};
+
+struct Kernels {
+  std::int64_t chunk;         // elements of two vectors
+  std::int64_t tile_columns;  // of bv that are converted at a time
+
+  // Converts what all tokens of a batch share, for these heads.
+  void (*prepare)(const Problem& problem, std::int64_t batch, Range heads, const Workspace& work);
+  // The softmax of these tokens.
+  void (*attend)(const Problem& problem, std::int64_t batch, Range heads, Range tokens,
+                 const Workspace& work, const Partial& to);
+  // Adds the heads `rows` of one set of tokens to those of another.
+  void (*merge)(const Problem& problem, Range rows, const Partial& from, const Partial& to);
+  // Sets the heads `rows` of one partial result to those of another.
+  void (*copy)(const Problem& problem, Range rows, const Partial& from, const Partial& to);
+  // Writes the heads `rows` of a partial result, which begins with head `first`, to the output.
+  void (*finish)(const Problem& problem, std::int64_t batch, std::int64_t first, Range rows,
+                 const Partial& from);
+};
+
+// On the chosen SIMD target.
+Kernels Float32Kernels();
+Kernels Float16Kernels();
+Kernels BFloat16Kernels();
+
+}  // namespace attnops::tpa_decode
+
+#endif  // ATTNOPS_SRC_OPS_TPA_DECODE_KERNELS_H_

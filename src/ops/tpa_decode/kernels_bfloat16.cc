@@ -1,0 +1,29 @@
+// The kernels of tpa_decode on bfloat16 tensors, for every SIMD target. A file for each type, so
+// that they compile at the same time.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/ops/tpa_decode/kernels_bfloat16.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "src/ops/tpa_decode/kernels-inl.h"
+#include "src/simd/target.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::tpa_decode {
+namespace HWY_NAMESPACE {
+
+Kernels BFloat16KernelsOfTarget() { return KernelsOfType<BFloat16>(); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::tpa_decode
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace attnops::tpa_decode {
+
+HWY_EXPORT(BFloat16KernelsOfTarget);
+
+Kernels BFloat16Kernels() { return ATTNOPS_DISPATCH(BFloat16KernelsOfTarget)(); }
+
+}  // namespace attnops::tpa_decode
+#endif  // HWY_ONCE

@@ -1,0 +1,29 @@
+// The kernels of tpa_decode on float32 tensors, for every SIMD target. A file for each type, so
+// that they compile at the same time.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/ops/tpa_decode/kernels_float32.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "src/ops/tpa_decode/kernels-inl.h"
+#include "src/simd/target.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::tpa_decode {
+namespace HWY_NAMESPACE {
+
+Kernels Float32KernelsOfTarget() { return KernelsOfType<float>(); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::tpa_decode
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace attnops::tpa_decode {
+
+HWY_EXPORT(Float32KernelsOfTarget);
+
+Kernels Float32Kernels() { return ATTNOPS_DISPATCH(Float32KernelsOfTarget)(); }
+
+}  // namespace attnops::tpa_decode
+#endif  // HWY_ONCE
