@@ -92,7 +92,12 @@ HWY_INLINE void LoadTransposed(const T* from, std::int64_t stride, std::int64_t 
           if (HWY_UNLIKELY(rows < kLanes || n < ChunkSize())) {
             std::memset(padded, 0, sizeof(padded));
             for (std::int64_t i = 0; i < rows; ++i) {
-              std::memcpy(padded + i * chunk, at + i * stride, n * sizeof(T));
+              // A size that is known takes no call.
+              if (n == kLanes) {
+                std::memcpy(padded + i * chunk, at + i * stride, kLanes * sizeof(T));
+              } else {
+                std::memcpy(padded + i * chunk, at + i * stride, n * sizeof(T));
+              }
             }
             at = padded;
             step = chunk;

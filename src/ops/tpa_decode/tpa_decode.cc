@@ -130,22 +130,26 @@ class Call {
                                     DivideUp(problem_.H, kTaskHeads));
   }
 
-  // The split whose busiest thread has the least to do, in multiply-adds of a token: those of all
-  // heads together, with the conversion of bk, which takes as long as kConversion for each
-  // feature, are done again in each group of heads; those of pieces cost a part more, for merging.
+  // The split whose busiest thread has the least to do, in multiply-adds. What groups of heads
+  // share is done again in each: a product through the rank, and the conversion of bk and bv, which
+  // takes as long as so many multiply-adds for each feature. Pieces cost a part more, for merging,
+  // and more than one task costs waking a thread.
   TpaSplit Choose() const {
-    constexpr double kConversion = 7, kMerging = 1.06;
-    const auto count = [](std::int64_t n) { return static_cast<double>(n); };
-    const auto rounds = [&](std::int64_t tasks) { return count(DivideUp(tasks, workers_)); };
-    const double D = count(problem_.D), H = count(problem_.H), R = count(problem_.R);
-    const double shared = (problem_.through_rank ? R * D : 0) + kConversion * D;
-    const double own = H * (problem_.through_rank ? R : D) + H * count(problem_.E);
+    constexpr double kConvertKey = 7, kConvertValue = 5, kMerging = 1.06;
+    const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+    const double D = number(problem_.D), E = number(problem_.E);
+    const double H = number(problem_.H), R = number(problem_.R);
+    const double shared = (problem_.through_rank ? R * D : 0) + kConvertKey * D + kConvertValue * E;
+    const double own = H * (problem_.through_rank ? R : D) + H * E;
+    const auto cost = [&](std::int64_t tasks, std::int64_t tokens, double token) {
+      return number(DivideUp(tasks, workers_)) * number(tokens) * token +
+             (tasks > 1 ? kSerialWork : 0);
+    };
     const std::int64_t groups = HeadGroups();
-    const double b = rounds(problem_.B) * count(problem_.M) * (shared + own);
-    const double bh =
-        rounds(problem_.B * groups) * count(problem_.M) * (shared + own / count(groups));
-    const double bn = rounds(problem_.B * pieces_) * count(std::min(piece_, problem_.M)) *
-                      (shared + own) * kMerging;
+    const double b = cost(problem_.B, problem_.M, shared + own);
+    const double bh = cost(problem_.B * groups, problem_.M, shared + own / number(groups));
+    const double bn =
+        cost(problem_.B * pieces_, std::min(piece_, problem_.M), (shared + own) * kMerging);
     if (b <= bh && b <= bn) return TpaSplit::kB;
     return bn <= bh ? TpaSplit::kBN : TpaSplit::kBH;
   }
