@@ -70,11 +70,27 @@ void CheckAxis(const char* op, const char* name, const ConstTensorView& view, in
   }
 }
 
+namespace {
+
+bool AreSame(const Dims& a, const Dims& b) {
+  bool same = a.rank() == b.rank();
+  for (int i = 0; same && i < a.rank(); ++i) same = a[i] == b[i];
+  return same;
+}
+
+}  // namespace
+
+void CheckShape(const char* op, const char* name, const ConstTensorView& view,
+                const Dims& expected) {
+  if (!AreSame(view.shape(), expected)) {
+    Fail(op, name, " must have the shape ", ToString(expected), "; it has ",
+         ToString(view.shape()));
+  }
+}
+
 void CheckSameShape(const char* op, const char* name, const ConstTensorView& view,
                     const char* other_name, const ConstTensorView& other) {
-  bool same = view.rank() == other.rank();
-  for (int i = 0; same && i < view.rank(); ++i) same = view.shape(i) == other.shape(i);
-  if (!same) {
+  if (!AreSame(view.shape(), other.shape())) {
     Fail(op, name, " must have the shape of ", other_name, ", ", ToString(other.shape()),
          "; it has ", ToString(view.shape()));
   }

@@ -39,6 +39,10 @@ void CheckRank(const char* op, const char* name, const ConstTensorView& view, in
 void CheckAxis(const char* op, const char* name, const ConstTensorView& view, int axis,
                const char* what, const char* other_name, std::int64_t expected);
 
+// An output or a kept tensor whose shape is not that of another.
+void CheckShape(const char* op, const char* name, const ConstTensorView& view,
+                const Dims& expected);
+
 void CheckSameShape(const char* op, const char* name, const ConstTensorView& view,
                     const char* other_name, const ConstTensorView& other);
 void CheckSameType(const char* op, const char* name, const ConstTensorView& view,

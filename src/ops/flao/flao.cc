@@ -52,11 +52,7 @@ void CheckInputs(const ConstTensorView& q, const ConstTensorView& k, const Const
 
 // A kept tensor: its shape and type.
 void CheckKept(const char* name, const ConstTensorView& view, const Dims& shape, DType dtype) {
-  bool same = view.rank() == shape.rank();
-  for (int i = 0; same && i < shape.rank(); ++i) same = view.shape(i) == shape[i];
-  if (!same) {
-    Fail(kOp, name, " must have the shape ", ToString(shape), "; it has ", ToString(view.shape()));
-  }
+  CheckShape(kOp, name, view, shape);
   if (view.dtype() != dtype) {
     Fail(kOp, name, " must be ", Name(dtype), "; it is ", Name(view.dtype()));
   }

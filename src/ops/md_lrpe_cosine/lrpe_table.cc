@@ -21,13 +21,8 @@ void Check(const ConstTensorView& theta, const Dims& shape, std::int64_t d, cons
   if (d < 0) Fail(kOp, "d must not be negative; it is ", d);
   md_lrpe_cosine::CheckAngles(kOp, "theta", theta.shape(1), shape, d);
   md_lrpe_cosine::CheckGridOffset(kOp, shape, offset);
-  const Dims expected{theta.shape(0), md_lrpe_cosine::TableRows(shape), theta.shape(1), 2};
-  bool same = table.rank() == 4;
-  for (int i = 0; same && i < 4; ++i) same = table.shape(i) == expected[i];
-  if (!same) {
-    Fail(kOp, "table must have the shape ", ToString(expected), "; it has ",
-         ToString(table.shape()));
-  }
+  CheckShape(kOp, "table", table,
+             {theta.shape(0), md_lrpe_cosine::TableRows(shape), theta.shape(1), 2});
   if (table.dtype() != DType::kFloat32) {
     Fail(kOp, "table must be float32; it is ", Name(table.dtype()));
   }

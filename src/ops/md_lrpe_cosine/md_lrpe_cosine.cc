@@ -103,13 +103,7 @@ void CheckTable(const ConstTensorView& x, const ConstTensorView& table,
 
 // `encoded` has twice the features of x.
 void CheckEncoded(const char* name, const ConstTensorView& encoded, const ConstTensorView& x) {
-  const Dims expected{x.shape(0), x.shape(1), x.shape(2), 2 * x.shape(3)};
-  bool same = encoded.rank() == 4;
-  for (int i = 0; same && i < 4; ++i) same = encoded.shape(i) == expected[i];
-  if (!same) {
-    Fail(kOp, name, " must have the shape ", ToString(expected), "; it has ",
-         ToString(encoded.shape()));
-  }
+  CheckShape(kOp, name, encoded, {x.shape(0), x.shape(1), x.shape(2), 2 * x.shape(3)});
   CheckSameType(kOp, name, encoded, "x", x);
   CheckView(kOp, name, encoded);
 }

@@ -68,12 +68,7 @@ void CheckInputs(const ConstTensorView& aq, const ConstTensorView& ak, const Con
 }
 
 void CheckOut(const TensorView& out, const ConstTensorView& aq, const ConstTensorView& bv) {
-  const Dims shape = {aq.shape(0), 1, aq.shape(2), bv.shape(2)};
-  bool same = out.rank() == shape.rank();
-  for (int i = 0; same && i < shape.rank(); ++i) same = out.shape(i) == shape[i];
-  if (!same) {
-    Fail(kOp, "out must have the shape ", ToString(shape), "; it has ", ToString(out.shape()));
-  }
+  CheckShape(kOp, "out", out, {aq.shape(0), 1, aq.shape(2), bv.shape(2)});
   CheckSameType(kOp, "out", out, "aq", aq);
   CheckOutput(kOp, "out", out);
 }
