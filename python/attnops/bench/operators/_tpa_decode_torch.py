@@ -117,7 +117,7 @@ def _allowed(case: Case, column: Column, expected: _Expected) -> Array:
 
 def checker(case: Case, given: Inputs) -> Checker:
     batch = case.options["batch"]
-    picks = sorted({0, batch - 1})
+    picks = np.random.default_rng(SEED).choice(batch, size=min(2, batch), replace=False).tolist()
     expected = {b: _Expected(tuple(a[b].double().numpy() for a in given.args)) for b in picks}
     one = reference.Tolerance(relative=1.0, absolute=0.0)
     shape = (batch, 1, HEADS, DIM)
