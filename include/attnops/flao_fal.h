@@ -1,0 +1,54 @@
+// Linear attention with an output gate, its activations and its position encoding fused in.
+#ifndef ATTNOPS_FLAO_FAL_H_
+#define ATTNOPS_FLAO_FAL_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "attnops/flao.h"
+#include "attnops/types.h"
+#include "attnops/view.h"
+
+namespace attnops {
+
+// The position encoding of q and k.
+enum class Lrpe { kNone, kCosine, kRotate };
+
+struct FlaoFalOptions {
+  // Softmax over the features (-1) or the sequence (2).
+  Activation q_act = {};
+  Activation k_act = {};
+  Activation v_act = {};
+  Activation g_act = {};
+
+  Lrpe lrpe = Lrpe::kNone;
+  // For an encoding, else absent; of q's type or float32. kCosine: (H,E) or (1,E), E·k ≥ D for
+  // k axes. kRotate: (H,E), (1,E) or (H,1), E ≤ D/2, in 1-d; (H,E) or (1,E), E·k ≥ D/2, in
+  // more; D is even.
+  std::optional<ConstTensorView> theta = {};
+  // n_1 … n_k, with N = M = l + n_1·…·n_k; without axes the tokens of q and of k are each
+  // numbered in 1-d.
+  Dims shape = {};
+  std::int64_t offset = 0;  // of q's tokens in 1-d, within ±2^31; else 0
+  std::int64_t l = 0;       // tokens in front that carry no position
+};
+
+// With the encoding and the activations as in LrpeRotate and MdLrpeCosine,
+//   Q̄ = lrpe(q_act(Q))    K̄ = lrpe(k_act(K))    V̄ = v_act(V)    Ḡ = g_act(G)
+//   KV = K̄ᵀ·V̄            out = Ḡ ⊙ (Q̄·KV)
+// q (B,H,N,D), k (B,H,M,D), v (B,H,M,E), g and out (B,H,N,E), all of one type. What is kept is as
+// for Flao, but kv (B,H,2D,E) with kCosine. Outputs must not share memory with inputs or each
+// other.
+void FlaoFal(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
+             const ConstTensorView& g, const TensorView& out, const FlaoFalOptions& options,
+             const FlaoOptions& keep = {});
+
+// The gradients of q, k, v and g, with their shapes and type, from that of out.
+void FlaoFalBackward(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
+                     const ConstTensorView& g, const ConstTensorView& d_out, const TensorView& dq,
+                     const TensorView& dk, const TensorView& dv, const TensorView& dg,
+                     const FlaoFalOptions& options, const FlaoKept& kept = {});
+
+}  // namespace attnops
+
+#endif  // ATTNOPS_FLAO_FAL_H_
