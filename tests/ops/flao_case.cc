@@ -12,39 +12,9 @@ namespace {
 
 using Values = std::vector<double>;
 
-GuardedTensor Make(DType dtype, const FlaoSpec& spec, std::int64_t rows, std::int64_t features,
-                   Layout layout) {
-  const Dims shape = {spec.batch, spec.heads, rows, features};
-  switch (layout) {
-    case Layout::kContiguous:
-      break;
-    case Layout::kTokensFirst: {
-      const Dims strides = {rows * spec.heads * features, features, spec.heads * features, 1};
-      return GuardedTensor(dtype, shape, strides);
-    }
-    case Layout::kGaps: {
-      const std::int64_t row = features + 3;
-      const std::int64_t head = rows * row + 5;
-      return GuardedTensor(dtype, shape, {spec.heads * head + 1, head, row, 1}, 1);
-    }
-    case Layout::kReversed: {
-      const std::int64_t head = rows * features;
-      return GuardedTensor(dtype, shape, {spec.heads * head, -head, -features, 1}, 3);
-    }
-  }
-  return GuardedTensor(dtype, shape);
-}
-
 Values Abs(Values values) {
   for (double& value : values) value = std::abs(value);
   return values;
-}
-
-DType KeptType(DType dtype) { return dtype == DType::kFloat16 ? DType::kFloat32 : dtype; }
-
-// Two sums over n and m terms, one of which the other goes through, and a few products.
-double TwoSums(std::int64_t n, std::int64_t m) {
-  return SumError(n) + SumError(m) + 4 * kUnitFloat32;
 }
 
 // `kept` is the rounding of a tensor that the result goes through.
@@ -60,7 +30,33 @@ void CheckResult(const char* name, const GuardedTensor& actual, const Values& ex
   EXPECT_TRUE(AllNear(actual.Values(), expected, bound));
 }
 
+// (B,H,rows,features)
+GuardedTensor Make(DType dtype, const FlaoSpec& spec, std::int64_t rows, std::int64_t features,
+                   Layout layout) {
+  return MakeTensor(dtype, {spec.batch, spec.heads, rows, features}, layout);
+}
+
 }  // namespace
+
+GuardedTensor MakeTensor(DType dtype, const Dims& shape, Layout layout) {
+  const std::int64_t heads = shape[1], rows = shape[2], features = shape[3];
+  switch (layout) {
+    case Layout::kContiguous:
+      break;
+    case Layout::kTokensFirst:
+      return GuardedTensor(dtype, shape, {rows * heads * features, features, heads * features, 1});
+    case Layout::kGaps: {
+      const std::int64_t row = features + 3;
+      const std::int64_t head = rows * row + 5;
+      return GuardedTensor(dtype, shape, {heads * head + 1, head, row, 1}, 1);
+    }
+    case Layout::kReversed: {
+      const std::int64_t head = rows * features;
+      return GuardedTensor(dtype, shape, {heads * head, -head, -features, 1}, 3);
+    }
+  }
+  return GuardedTensor(dtype, shape);
+}
 
 std::string FlaoSpec::Describe() const {
   std::ostringstream text;

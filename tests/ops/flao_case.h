@@ -10,6 +10,7 @@
 #include "attnops/flao.h"
 #include "tests/reference/flao.h"
 #include "tests/support/guarded_tensor.h"
+#include "tests/support/tolerances.h"
 
 namespace attnops::testing {
 
@@ -25,6 +26,16 @@ enum class Layout {
 };
 inline constexpr Layout kAllLayouts[] = {Layout::kContiguous, Layout::kTokensFirst, Layout::kGaps,
                                          Layout::kReversed};
+
+GuardedTensor MakeTensor(DType dtype, const Dims& shape, Layout layout);
+
+// Of a kept QKV.
+inline DType KeptType(DType dtype) { return dtype == DType::kFloat16 ? DType::kFloat32 : dtype; }
+
+// Two sums over n and m terms, one of which the other goes through, and a few products.
+inline double TwoSums(std::int64_t n, std::int64_t m) {
+  return SumError(n) + SumError(m) + 4 * kUnitFloat32;
+}
 
 struct FlaoSpec {
   DType dtype = DType::kFloat32;
