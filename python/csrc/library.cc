@@ -6,9 +6,9 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
+#include "flao.h"
 #include "pool.h"
 #include "tensors.h"
 #include "tpa_decode_naive.h"
@@ -108,62 +108,6 @@ Tensor LrpeTable(const Tensor& theta, std::vector<std::int64_t> shape, std::int6
   return table;
 }
 
-using KeptTensors = std::tuple<Tensor, Tensor, Tensor>;
-
-// out, kv and qkv; what is not kept is an empty tensor of one axis.
-KeptTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                 std::string keep) {
-  constexpr char kOp[] = "flao";
-  if (keep != "none" && keep != "kv" && keep != "kv_qkv") {
-    throw Error(std::string(kOp) + ": keep must be one of none, kv, kv_qkv; it is \"" + keep +
-                "\"");
-  }
-  const Tensor q_read = Readable(kOp, "q", q);
-  const Tensor k_read = Readable(kOp, "k", k);
-  const Tensor v_read = Readable(kOp, "v", v);
-  const Tensor g_read = Readable(kOp, "g", g);
-  const bool has_axes = q.dim() == 4 && v.dim() == 4;  // else the call below is an error
-  const bool keeps_kv = keep != "none" && has_axes;
-  const bool keeps_qkv = keep == "kv_qkv" && has_axes;
-  const bool is_half = q.scalar_type() == torch::headeronly::ScalarType::Half;
-  const Tensor out = NewTensor(g);
-  const Tensor kv =
-      NewTensor(q, keeps_kv ? Dims{q.size(0), q.size(1), q.size(3), v.size(3)} : Dims{0},
-                ResultType::kFloat32);
-  const Tensor qkv = NewTensor(q, keeps_qkv ? Dims(g.sizes()) : Dims{0},
-                               is_half ? ResultType::kFloat32 : ResultType::kSame);
-  FlaoOptions options;
-  if (keeps_kv) options.kv = ViewOf(kv);
-  if (keeps_qkv) options.qkv = ViewOf(qkv);
-  attnops::Flao(ViewOf(q_read), ViewOf(k_read), ViewOf(v_read), ViewOf(g_read), ViewOf(out),
-                options);
-  return {out, kv, qkv};
-}
-
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
-Gradients FlaoBackward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                       const Tensor& d_out, std::optional<Tensor> kv, std::optional<Tensor> qkv) {
-  constexpr char kOp[] = "flao";
-  const Tensor q_read = Readable(kOp, "q", q);
-  const Tensor k_read = Readable(kOp, "k", k);
-  const Tensor v_read = Readable(kOp, "v", v);
-  const Tensor g_read = Readable(kOp, "g", g);
-  const Tensor d_out_read = Readable(kOp, "d_out", d_out);
-  if (kv) kv = Readable(kOp, "kv", *kv);
-  if (qkv) qkv = Readable(kOp, "qkv", *qkv);
-  FlaoKept kept;
-  if (kv) kept.kv = ViewOf(*kv);
-  if (qkv) kept.qkv = ViewOf(*qkv);
-  const Tensor dq = NewTensor(q);
-  const Tensor dk = NewTensor(k);
-  const Tensor dv = NewTensor(v);
-  const Tensor dg = NewTensor(g);
-  attnops::FlaoBackward(ViewOf(q_read), ViewOf(k_read), ViewOf(v_read), ViewOf(g_read),
-                        ViewOf(d_out_read), ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg), kept);
-  return {dq, dk, dv, dg};
-}
-
 TpaSplit SplitOf(const char* op, const std::string& split) {
   if (split == "auto") return TpaSplit::kAuto;
   if (split == "b") return TpaSplit::kB;
@@ -235,6 +179,15 @@ STABLE_TORCH_LIBRARY(attnops, m) {
       "flao_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
       "Tensor? qkv) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
   m.def(
+      "flao_fal(Tensor q, Tensor k, Tensor v, Tensor g, Tensor? theta, str q_act, int? q_dim, "
+      "str k_act, int? k_dim, str v_act, int? v_dim, str g_act, int? g_dim, str lrpe, "
+      "SymInt[] shape, SymInt offset, SymInt l, str keep) -> (Tensor out, Tensor kv, Tensor qkv)");
+  m.def(
+      "flao_fal_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
+      "Tensor? qkv, Tensor? theta, str q_act, int? q_dim, str k_act, int? k_dim, str v_act, "
+      "int? v_dim, str g_act, int? g_dim, str lrpe, SymInt[] shape, SymInt offset, SymInt l) -> "
+      "(Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
+  m.def(
       "tpa_decode(Tensor aq, Tensor ak, Tensor av, Tensor bq, Tensor bk, Tensor bv, float? scale, "
       "float? scale_q, float scale_k, float scale_v, str split) -> Tensor");
   m.def(
@@ -252,6 +205,8 @@ STABLE_TORCH_LIBRARY(attnops, m) {
 STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {
   m.impl("flao", TORCH_BOX(&attnops::torch_binding::Flao));
   m.impl("flao_backward", TORCH_BOX(&attnops::torch_binding::FlaoBackward));
+  m.impl("flao_fal", TORCH_BOX(&attnops::torch_binding::FlaoFal));
+  m.impl("flao_fal_backward", TORCH_BOX(&attnops::torch_binding::FlaoFalBackward));
   m.impl("lrpe_rotate", TORCH_BOX(&attnops::torch_binding::LrpeRotate));
   m.impl("tpa_decode", TORCH_BOX(&attnops::torch_binding::TpaDecode));
   m.impl("tpa_decode_naive", TORCH_BOX(&attnops::torch_binding::TpaDecodeNaive));
