@@ -104,17 +104,19 @@ void CheckSameType(const char* op, const char* name, const ConstTensorView& view
   }
 }
 
-void CheckTheta(const char* op, const ConstTensorView& theta, DType dtype, std::int64_t heads) {
+void CheckTheta(const char* op, const ConstTensorView& theta, const char* x_name, DType dtype,
+                std::int64_t heads) {
   if (theta.rank() != 2) {
     Fail(op, "theta must have 2 axes (heads, angles); its shape is ", ToString(theta.shape()));
   }
   CheckView(op, "theta", theta);
   if (theta.dtype() != dtype && theta.dtype() != DType::kFloat32) {
-    Fail(op, "theta must be float32 or have the type of x, ", Name(dtype), "; it is ",
+    Fail(op, "theta must be float32 or have the type of ", x_name, ", ", Name(dtype), "; it is ",
          Name(theta.dtype()));
   }
   if (theta.shape(0) != heads && theta.shape(0) != 1) {
-    Fail(op, "theta has ", theta.shape(0), " heads; x has ", heads, " (expected ", heads, " or 1)");
+    Fail(op, "theta has ", theta.shape(0), " heads; ", x_name, " has ", heads, " (expected ", heads,
+         " or 1)");
   }
 }
 

@@ -48,8 +48,9 @@ void CheckSameShape(const char* op, const char* name, const ConstTensorView& vie
 void CheckSameType(const char* op, const char* name, const ConstTensorView& view,
                    const char* other_name, const ConstTensorView& other);
 
-// theta (heads or 1, angles), float32 or of the type `dtype` of the operator's tensor x.
-void CheckTheta(const char* op, const ConstTensorView& theta, DType dtype, std::int64_t heads);
+// theta (heads or 1, angles), float32 or of the type `dtype` of the operator's tensor `x_name`.
+void CheckTheta(const char* op, const ConstTensorView& theta, const char* x_name, DType dtype,
+                std::int64_t heads);
 
 // Positions are exact for offsets within ±2^31.
 void CheckOffset(const char* op, std::int64_t offset);

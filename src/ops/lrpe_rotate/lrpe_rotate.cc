@@ -2,6 +2,7 @@
 #include "attnops/lrpe_rotate.h"
 
 #include "src/core/checks.h"
+#include "src/core/grid.h"
 #include "src/simd/encoding/encoding.h"
 
 namespace attnops {
@@ -21,11 +22,8 @@ void Check(const ConstTensorView& x, const ConstTensorView& theta,
   if (x.rank() == 3 && theta.rank() == 2 && theta.shape(0) != 1) {
     Fail(kOp, "theta has ", theta.shape(0), " heads; x has 3 axes (expected 1)");
   }
-  CheckTheta(kOp, theta, x.dtype(), H);
-  if (D > 0 && (theta.shape(1) < 1 || theta.shape(1) > D / 2)) {
-    Fail(kOp, "theta has ", theta.shape(1), " angles a head; x has ", D / 2,
-         " pairs (expected 1 to ", D / 2, ")");
-  }
+  CheckTheta(kOp, theta, "x", x.dtype(), H);
+  CheckPairAngles(kOp, theta.shape(1), "x", D / 2);
   CheckOffset(kOp, options.offset);
 }
 

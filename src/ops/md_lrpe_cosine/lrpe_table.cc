@@ -3,10 +3,10 @@
 
 #include "attnops/md_lrpe_cosine.h"
 #include "src/core/checks.h"
+#include "src/core/grid.h"
 #include "src/core/numeric.h"
 #include "src/core/parallel.h"
 #include "src/core/scratch.h"
-#include "src/ops/md_lrpe_cosine/shape.h"
 #include "src/simd/encoding/encoding.h"
 
 namespace attnops {
@@ -16,13 +16,12 @@ constexpr char kOp[] = "lrpe_table";
 
 void Check(const ConstTensorView& theta, const Dims& shape, std::int64_t d, const TensorView& table,
            std::int64_t offset) {
-  md_lrpe_cosine::CheckGrid(kOp, shape);
-  CheckTheta(kOp, theta, theta.dtype(), theta.rank() == 2 ? theta.shape(0) : 0);
+  CheckGrid(kOp, shape);
+  CheckTheta(kOp, theta, "x", theta.dtype(), theta.rank() == 2 ? theta.shape(0) : 0);
   if (d < 0) Fail(kOp, "d must not be negative; it is ", d);
-  md_lrpe_cosine::CheckAngles(kOp, "theta", theta.shape(1), shape, d);
-  md_lrpe_cosine::CheckGridOffset(kOp, shape, offset);
-  CheckShape(kOp, "table", table,
-             {theta.shape(0), md_lrpe_cosine::TableRows(shape), theta.shape(1), 2});
+  CheckAngles(kOp, "theta", theta.shape(1), shape, "x", d, "features");
+  CheckGridOffset(kOp, shape, offset);
+  CheckShape(kOp, "table", table, {theta.shape(0), TableRows(shape), theta.shape(1), 2});
   if (table.dtype() != DType::kFloat32) {
     Fail(kOp, "table must be float32; it is ", Name(table.dtype()));
   }

@@ -2,65 +2,13 @@
 #include "attnops/md_lrpe_cosine.h"
 
 #include "src/core/checks.h"
-#include "src/ops/md_lrpe_cosine/shape.h"
+#include "src/core/grid.h"
 #include "src/simd/encoding/encoding.h"
 
 namespace attnops {
-namespace md_lrpe_cosine {
-
-void CheckGrid(const char* op, const Dims& shape) {
-  if (shape.rank() < 1) {
-    Fail(op, "shape must have 1 to ", Dims::kMaxRank, " axes; it has none");
-  }
-  // Positions are exact to 2^31.
-  constexpr std::int64_t kLimit = std::int64_t{1} << 31;
-  for (int i = 0; i < shape.rank(); ++i) {
-    if (shape[i] < 0 || shape[i] > kLimit) {
-      Fail(op, "shape must have sizes from 0 to ", kLimit, "; one is ", shape[i]);
-    }
-  }
-}
-
-void CheckGridOffset(const char* op, const Dims& shape, std::int64_t offset) {
-  CheckOffset(op, offset);
-  if (offset != 0 && shape.rank() > 1) {
-    Fail(op, "offset must be 0 with ", shape.rank(), " axes; it is ", offset);
-  }
-}
-
-void CheckAngles(const char* op, const char* name, std::int64_t angles, const Dims& shape,
-                 std::int64_t d) {
-  const std::int64_t needed = d / shape.rank() + (d % shape.rank() != 0 ? 1 : 0);
-  if (angles < needed) {
-    Fail(op, name, " has ", angles, " angles a head; x has ", d, " features on ", shape.rank(),
-         " axes (expected at least ", needed, ")");
-  }
-}
-
-std::int64_t TableRows(const Dims& shape) {
-  std::int64_t rows = 0;
-  for (int i = 0; i < shape.rank(); ++i) rows += shape[i];
-  return rows;
-}
-
-}  // namespace md_lrpe_cosine
-
 namespace {
 
 constexpr char kOp[] = "md_lrpe_cosine";
-
-// l + n_1·…·n_k == tokens, without overflow.
-bool GridFits(const Dims& shape, std::int64_t l, std::int64_t tokens) {
-  for (int i = 0; i < shape.rank(); ++i) {
-    if (shape[i] == 0) return l == tokens;
-  }
-  std::int64_t left = tokens - l;
-  for (int i = 0; i < shape.rank(); ++i) {
-    if (left <= 0 || left % shape[i] != 0) return false;
-    left /= shape[i];
-  }
-  return left == 1;
-}
 
 // x and the options; returns the axis of the softmax.
 SoftmaxAxis CheckInput(const ConstTensorView& x, const MdLrpeCosineOptions& options) {
@@ -68,12 +16,8 @@ SoftmaxAxis CheckInput(const ConstTensorView& x, const MdLrpeCosineOptions& opti
     Fail(kOp, "x must have 4 axes (B,H,L,D); its shape is ", ToString(x.shape()));
   }
   CheckView(kOp, "x", x);
-  md_lrpe_cosine::CheckGrid(kOp, options.shape);
-  if (options.l < 0) Fail(kOp, "l must not be negative; it is ", options.l);
-  if (!GridFits(options.shape, options.l, x.shape(2))) {
-    Fail(kOp, "x has ", x.shape(2), " tokens; expected l = ", options.l, " and those of shape ",
-         ToString(options.shape));
-  }
+  CheckGrid(kOp, options.shape);
+  CheckGridTokens(kOp, "x", x.shape(2), options.shape, options.l);
   return CheckActivation(kOp, "dim", options.act, 4, 2);
 }
 
@@ -87,7 +31,7 @@ void CheckTable(const ConstTensorView& x, const ConstTensorView& table,
   if (table.dtype() != DType::kFloat32) {
     Fail(kOp, "table must be float32; it is ", Name(table.dtype()));
   }
-  const std::int64_t positions = md_lrpe_cosine::TableRows(options.shape);
+  const std::int64_t positions = TableRows(options.shape);
   if (table.shape(1) != positions) {
     Fail(kOp, "table has ", table.shape(1), " positions; shape has ", positions);
   }
@@ -128,11 +72,11 @@ SoftmaxAxis CheckCall(const ConstTensorView& x, const Source& source,
     CheckTable(x, *source.table, options);
     if (options.offset != 0) Fail(kOp, "offset must be 0 with a table; it is ", options.offset);
   } else {
-    CheckTheta(kOp, *source.theta, x.dtype(), x.shape(1));
+    CheckTheta(kOp, *source.theta, "x", x.dtype(), x.shape(1));
   }
-  md_lrpe_cosine::CheckAngles(kOp, source.table != nullptr ? "table" : "theta", source.PerAxis(),
-                              options.shape, x.shape(3));
-  md_lrpe_cosine::CheckGridOffset(kOp, options.shape, options.offset);
+  CheckAngles(kOp, source.table != nullptr ? "table" : "theta", source.PerAxis(), options.shape,
+              "x", x.shape(3), "features");
+  CheckGridOffset(kOp, options.shape, options.offset);
   return axis;
 }
 

@@ -13,6 +13,7 @@ namespace {
 // Tokens in a block: enough that the exact sincos of its first one costs little beside the
 // complex products of the others, few enough that the table of several heads stays in L2.
 constexpr std::int64_t kBlock = 16;
+static_assert(kBlock <= kColumnTokens);
 // Bound of a worker's table where heads are neighbours in memory: it takes all heads of a token
 // in one stretch. Where tokens are, a head at a time does, and its table stays in L1.
 constexpr std::int64_t kTableBytes = 128 << 10;
@@ -210,20 +211,21 @@ void RunSequence(const Work& work, const SequencePlan& plan, Pass pass, Scratch&
   }
 }
 
-EncodingKernels KernelsFor(const EncodingCall& call) {
-  const bool rotate = call.encoding == Encoding::kRotate;
-  switch (call.dtype) {
+}  // namespace
+
+EncodingKernels EncodingKernelsFor(Encoding encoding, DType dtype, Pass pass, Activation::Kind act,
+                                   SoftmaxAxis axis) {
+  const bool rotate = encoding == Encoding::kRotate;
+  switch (dtype) {
     case DType::kFloat32:
-      return (rotate ? RotateFloat32Kernels : CosineFloat32Kernels)(call.pass, call.act, call.axis);
+      return (rotate ? RotateFloat32Kernels : CosineFloat32Kernels)(pass, act, axis);
     case DType::kFloat16:
-      return (rotate ? RotateFloat16Kernels : CosineFloat16Kernels)(call.pass, call.act, call.axis);
+      return (rotate ? RotateFloat16Kernels : CosineFloat16Kernels)(pass, act, axis);
     case DType::kBFloat16:
       break;
   }
-  return (rotate ? RotateBFloat16Kernels : CosineBFloat16Kernels)(call.pass, call.act, call.axis);
+  return (rotate ? RotateBFloat16Kernels : CosineBFloat16Kernels)(pass, act, axis);
 }
-
-}  // namespace
 
 Angles AnglesOf(const AngleSource& source, std::int64_t count, std::int64_t chunk) {
   Angles angles;
@@ -270,7 +272,7 @@ void RunEncoding(EncodingCall call) {
   EncodingProblem& problem = call.problem;
   if (problem.B * problem.N * problem.H * problem.part == 0) return;
   Work work;
-  work.kernels = KernelsFor(call);
+  work.kernels = EncodingKernelsFor(call.encoding, call.dtype, call.pass, call.act, call.axis);
   const std::int64_t out_parts = call.pass == Pass::kForward ? 2 : work.kernels.plain_parts;
   const std::int64_t bytes =
       problem.B * problem.N * problem.H * problem.part * out_parts * SizeOf(call.dtype);

@@ -64,6 +64,8 @@ struct EncodingColumns {
   }
 };
 
+// Tokens that are added to columns at a time, at the most.
+constexpr std::int64_t kColumnTokens = 16;
 // Rows that a kernel takes at a time, at the most.
 constexpr std::int64_t kMaxRowSet = 4;
 
@@ -101,6 +103,9 @@ EncodingKernels RotateBFloat16Kernels(Pass pass, Activation::Kind act, SoftmaxAx
 EncodingKernels CosineFloat32Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
 EncodingKernels CosineFloat16Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
 EncodingKernels CosineBFloat16Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
+
+EncodingKernels EncodingKernelsFor(Encoding encoding, DType dtype, Pass pass, Activation::Kind act,
+                                   SoftmaxAxis axis);
 
 // Where the angles of a call come from: theta, or a table if there is one.
 struct AngleSource {

@@ -40,6 +40,8 @@ struct RowShape {
   std::size_t width;    // of a part in tables: padded to chunks
   bool stream;          // whether the output bypasses the caches; then parts are whole chunks
 
+  RowShape(std::size_t part, std::size_t encoded, std::size_t width)
+      : part(part), encoded(encoded), width(width), stream(false) {}
   RowShape(const EncodingProblem& problem, const AngleTable& table)
       : part(static_cast<std::size_t>(problem.part)),
         encoded(static_cast<std::size_t>(problem.encoded)),

@@ -107,6 +107,7 @@ void AddColumns(const EncodingProblem& problem, const EncodingRegion& region,
     float* dots_row = sums_row + kParts * shape.width;
     const auto sum_tokens = [&](const Piece<kParts, K>& shift) ATTNOPS_INLINE_LAMBDA {
       ColumnSums<2 * kParts * K, AccuracyFor<T>()> sums;
+      static_assert(kColumnTokens <= sums.kMaxTokens);
       sums.Start(shift);
       std::int64_t t = region.token_begin;
       if constexpr (kTokens == 2) {

@@ -1,10 +1,10 @@
-// What both passes of flao share: rows of tensors, blocks of tokens, and what becomes of sums.
+// What both passes share: rows of tensors, blocks of tokens, and what becomes of sums.
 
-#if defined(ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_
-#undef ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_
+#if defined(ATTNOPS_SRC_SIMD_ATTENTION_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_SIMD_ATTENTION_BLOCK_INL_H_
+#undef ATTNOPS_SRC_SIMD_ATTENTION_BLOCK_INL_H_
 #else
-#define ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_
+#define ATTNOPS_SRC_SIMD_ATTENTION_BLOCK_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -12,13 +12,13 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "src/ops/flao/kernels.h"
+#include "src/simd/attention/attention.h"
 #include "src/simd/fetch_ahead.h"
 #include "src/simd/matmul-inl.h"
 #include "src/simd/panels-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace attnops::flao {
+namespace attnops::attention {
 namespace HWY_NAMESPACE {
 
 using namespace attnops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
@@ -55,6 +55,26 @@ HWY_INLINE Rows<T> RowsOf(const Output& tensor, Head head, std::int64_t first) {
   const Rows<const T> rows =
       RowsOf<T>(Input{tensor.data, tensor.batch, tensor.head, tensor.row}, head, first);
   return {const_cast<T*>(rows.data), rows.stride};
+}
+
+// The inner features of a problem, in blocks: their parts are padded to whole chunks.
+HWY_INLINE std::int64_t InnerWidth(const Problem& problem) {
+  return problem.inner_parts * Padded(problem.inner_part);
+}
+// How far they reach, without the padding of the last part.
+template <typename T>
+HWY_INLINE std::int64_t InnerExtent(const Problem& problem) {
+  return (problem.inner_parts - 1) * Padded(problem.inner_part) +
+         StorageExtent<T>(problem.inner_part);
+}
+// f(rows, first) for each part: where its rows are in a matrix of inner rows, and its first
+// feature.
+template <class F>
+HWY_INLINE void ForEachInnerPart(const Problem& problem, const Panels& matrix, const F& f) {
+  const std::int64_t size = Padded(problem.inner_part) * static_cast<std::int64_t>(ChunkSize());
+  for (int p = 0; p < problem.inner_parts; ++p) {
+    f(Panels{matrix.data + p * size, matrix.panel}, p * problem.inner_part);
+  }
 }
 
 // Rows that will be read, or written if they are not const.
@@ -95,11 +115,11 @@ template <typename T>
 void FetchNextHead(const Problem& problem, Head next, FetchAhead& ahead) {
   if (next.batch < 0) return;
   if (problem.kept_kv.data == nullptr) {
-    FetchBlock<T>(problem.k, next, FirstBlock(problem.M), problem.D, ahead);
-    FetchBlock<T>(problem.v, next, FirstBlock(problem.M), problem.E, ahead);
+    FetchBlock<T>(problem.k.x, next, FirstBlock(problem.M), problem.D, ahead);
+    FetchBlock<T>(problem.v.x, next, FirstBlock(problem.M), problem.E, ahead);
   } else {
-    FetchBlock<T>(problem.q, next, FirstBlock(problem.N), problem.D, ahead);
-    FetchBlock<T>(problem.g, next, FirstBlock(problem.N), problem.E, ahead);
+    FetchBlock<T>(problem.q.x, next, FirstBlock(problem.N), problem.D, ahead);
+    FetchBlock<T>(problem.g.x, next, FirstBlock(problem.N), problem.E, ahead);
     FetchBlock<T>(problem.d_out, next, FirstBlock(problem.N), problem.E, ahead);
   }
 }
@@ -144,10 +164,32 @@ struct StoreInRows {
   }
 };
 
-// Multiplied by another tensor, stored, and stored as they are if they are kept.
-template <typename T, bool kKeep, Payload kPayload>
+// A factor of sums: rows of a tensor, or of a block.
+template <typename T>
+struct RowsFactor {
+  Rows<const T> rows;
+
+  HWY_INLINE void Fetch(const TilePlace& place, std::int64_t run, std::int64_t runs) const {
+    FetchTile<0>(rows, place, run, runs);
+  }
+  HWY_INLINE Chunk operator()(std::int64_t row, std::int64_t chunk, std::size_t n) const {
+    return LoadChunkN(ChunkOf(rows[row], chunk), n);
+  }
+};
+struct BlockFactor {
+  Panels block;
+
+  HWY_INLINE void Fetch(const TilePlace&, std::int64_t, std::int64_t) const {}
+  HWY_INLINE Chunk operator()(std::int64_t row, std::int64_t chunk, std::size_t /*n*/) const {
+    return LoadChunk(block.data + chunk * block.panel +
+                     row * static_cast<std::int64_t>(ChunkSize()));
+  }
+};
+
+// Sums multiplied by a factor, stored, and stored as they are if they are kept.
+template <typename T, class Factor, Payload kPayload>
 struct StoreProduct {
-  Rows<const T> factor;
+  Factor factor;
   Rows<T> to;
   Rows<Kept<T>> kept;
   std::int64_t columns;
@@ -155,15 +197,14 @@ struct StoreProduct {
 
   HWY_INLINE void Fetch(const TilePlace& place, std::int64_t run, std::int64_t runs) const {
     ahead.Step();
-    FetchTile<0>(factor, place, run, runs);
+    factor.Fetch(place, run, runs);
     FetchTile<1>(to, place, run, runs);
-    if constexpr (kKeep) FetchTile<1>(kept, place, run, runs);
+    if (kept.data != nullptr) FetchTile<1>(kept, place, run, runs);
   }
   HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
     const std::size_t n = ChunkCount(columns, chunk);
-    const Chunk by = LoadChunkN(ChunkOf(factor[row], chunk), n);
-    StoreChunkN<kPayload>(Mul(by, sums), ChunkOf(to[row], chunk), n);
-    if constexpr (kKeep) {
+    StoreChunkN<kPayload>(Mul(factor(row, chunk, n), sums), ChunkOf(to[row], chunk), n);
+    if (kept.data != nullptr) {
       Kept<T>* at = ChunkOf(kept[row], chunk);
       if constexpr (std::is_same_v<Kept<T>, T>) {
         StoreChunkN<kPayload>(sums, at, n);
@@ -174,8 +215,26 @@ struct StoreProduct {
   }
 };
 
+// Sums multiplied by rows of a tensor, in a block.
+template <typename T>
+struct ProductInBlock {
+  RowsFactor<T> factor;
+  Panels to;
+  std::int64_t columns;
+  FetchAhead& ahead;
+
+  HWY_INLINE void Fetch(const TilePlace& place, std::int64_t run, std::int64_t runs) const {
+    ahead.Step();
+    factor.Fetch(place, run, runs);
+  }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
+    StoreChunk(Mul(factor(row, chunk, ChunkCount(columns, chunk)), sums),
+               to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize()));
+  }
+};
+
 }  // namespace HWY_NAMESPACE
-}  // namespace attnops::flao
+}  // namespace attnops::attention
 HWY_AFTER_NAMESPACE();
 
-#endif  // ATTNOPS_SRC_OPS_FLAO_BLOCK_INL_H_
+#endif  // ATTNOPS_SRC_SIMD_ATTENTION_BLOCK_INL_H_

@@ -1,29 +1,29 @@
-// The kernels of flao on bfloat16 tensors, for every SIMD target. A file for each type, so that
-// they compile at the same time.
+// The kernels on bfloat16 tensors, for every SIMD target. A file for each type, so that they
+// compile at the same time.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "src/ops/flao/kernels_bfloat16.cc"
+#define HWY_TARGET_INCLUDE "src/simd/attention/kernels_bfloat16.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "src/ops/flao/kernels-inl.h"
+#include "src/simd/attention/kernels-inl.h"
 #include "src/simd/target.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace attnops::flao {
+namespace attnops::attention {
 namespace HWY_NAMESPACE {
 
 Kernels BFloat16KernelsOfTarget() { return KernelsOfType<BFloat16>(); }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace attnops::flao
+}  // namespace attnops::attention
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace attnops::flao {
+namespace attnops::attention {
 
 HWY_EXPORT(BFloat16KernelsOfTarget);
 
 Kernels BFloat16Kernels() { return ATTNOPS_DISPATCH(BFloat16KernelsOfTarget)(); }
 
-}  // namespace attnops::flao
+}  // namespace attnops::attention
 #endif  // HWY_ONCE

@@ -1,0 +1,37 @@
+// The tensors of gated linear attention, checked, and the call they make. All throw Error.
+#ifndef ATTNOPS_SRC_SIMD_ATTENTION_ARGUMENTS_H_
+#define ATTNOPS_SRC_SIMD_ATTENTION_ARGUMENTS_H_
+
+#include <cstdint>
+
+#include "attnops/flao.h"
+#include "attnops/view.h"
+#include "src/simd/attention/attention.h"
+
+namespace attnops::attention {
+
+// q, k, v, g of an operator.
+struct Inputs {
+  const ConstTensorView& q;
+  const ConstTensorView& k;
+  const ConstTensorView& v;
+  const ConstTensorView& g;
+};
+struct Gradients {
+  const TensorView& dq;
+  const TensorView& dk;
+  const TensorView& dv;
+  const TensorView& dg;
+};
+
+void CheckInputs(const char* op, const Inputs& inputs);
+
+// Calls without stages, of checked inputs; kv has `inner` rows.
+Call ForwardCall(const char* op, const Inputs& inputs, const TensorView& out,
+                 const FlaoOptions& keep, std::int64_t inner);
+Call BackwardCall(const char* op, const Inputs& inputs, const ConstTensorView& d_out,
+                  const Gradients& gradients, const FlaoKept& kept, std::int64_t inner);
+
+}  // namespace attnops::attention
+
+#endif  // ATTNOPS_SRC_SIMD_ATTENTION_ARGUMENTS_H_
