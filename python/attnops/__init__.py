@@ -5,6 +5,7 @@ from attnops import (
     machine,
 )
 from attnops.flao import flao
+from attnops.flao_fal import flao_fal
 from attnops.lrpe_rotate import lrpe_rotate
 from attnops.md_lrpe_cosine import lrpe_table, md_lrpe_cosine
 from attnops.runtime import (
@@ -22,6 +23,7 @@ __all__ = [
     "compiled_targets",
     "empty_cache",
     "flao",
+    "flao_fal",
     "get_target",
     "lrpe_rotate",
     "lrpe_table",

@@ -4,6 +4,7 @@ On real tensors the C++ library checks; a test holds the two against each other.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import NoReturn
 
 import torch
@@ -92,10 +93,55 @@ def angle_axes(op: str, theta: Tensor) -> None:
         fail(op, f"theta must have 2 axes (heads, angles); its shape is {shape(theta)}")
 
 
-def heads(op: str, name: str, rows: int, x_heads: int) -> None:
+def heads(op: str, name: str, rows: int, x_heads: int, x_name: str = "x") -> None:
     """Angles for each head of x, or one set for all."""
     if rows not in (x_heads, 1):
-        fail(op, f"{name} has {rows} heads; x has {x_heads} (expected {x_heads} or 1)")
+        fail(op, f"{name} has {rows} heads; {x_name} has {x_heads} (expected {x_heads} or 1)")
+
+
+def pair_angles(op: str, angles: int, pairs: int, x_name: str = "x") -> None:
+    """Theta of a rotation in 1-d: an angle for all pairs, or one for each of the first."""
+    if pairs > 0 and not 1 <= angles <= pairs:
+        fail(
+            op,
+            f"theta has {angles} angles a head; {x_name} has {pairs} pairs (expected 1 to {pairs})",
+        )
+
+
+def axis_angles(
+    op: str,
+    name: str,
+    angles: int,
+    axes: int,
+    count: int,
+    what: str = "features",
+    x_name: str = "x",
+) -> None:
+    """Angles for all features, or pairs, on the axes of a grid."""
+    if angles * axes < count:
+        fail(
+            op,
+            f"{name} has {angles} angles a head; {x_name} has {count} {what} on {axes} axes "
+            f"(expected at least {-(-count // axes)})",
+        )
+
+
+def grid_tokens(op: str, tokens: int, shape: Sequence[int], l: int, x_name: str = "x") -> None:
+    """As many tokens as the grid has behind the first l."""
+    if l < 0:
+        fail(op, f"l must not be negative; it is {l}")
+    if tokens != l + prod(shape):
+        fail(
+            op,
+            f"{x_name} has {tokens} tokens; expected l = {l} and those of shape {listed(shape)}",
+        )
+
+
+def grid_offset(op: str, axes: int, value: int) -> None:
+    """An offset in 1-d only."""
+    offset(op, value)
+    if axes > 1 and value != 0:
+        fail(op, f"offset must be 0 with {axes} axes; it is {value}")
 
 
 def axes(op: str, name: str, value: Tensor, names: str) -> None:
@@ -111,12 +157,12 @@ def same_size(op: str, name: str, size: int, what: str, other_name: str, expecte
         fail(op, f"{name} has {size} {what}; {other_name} has {expected}")
 
 
-def angle_type(op: str, x: Tensor, theta: Tensor) -> None:
+def angle_type(op: str, x: Tensor, theta: Tensor, x_name: str = "x") -> None:
     """Theta has x's type or float32."""
     if theta.dtype not in (x.dtype, torch.float32):
         fail(
             op,
-            f"theta must be float32 or have the type of x, {type_name(x)}; "
+            f"theta must be float32 or have the type of {x_name}, {type_name(x)}; "
             f"it is {type_name(theta)}",
         )
 

@@ -31,7 +31,6 @@ def _check(x: Tensor, theta: Tensor, offset: int, act: str, dim: int | None) -> 
             _OP, f"x must have 4 axes (B,N,H,D) or 3 (B,N,D); its shape is {_checks.shape(x)}"
         )
     features = x.shape[-1]
-    pairs = features // 2
     heads = x.shape[2] if x.ndim == 4 else 1
     if features % 2 != 0:
         _checks.fail(_OP, f"x must have an even number of features; it has {features}")
@@ -41,10 +40,7 @@ def _check(x: Tensor, theta: Tensor, offset: int, act: str, dim: int | None) -> 
     if x.ndim == 3 and rows != 1:
         _checks.fail(_OP, f"theta has {rows} heads; x has 3 axes (expected 1)")
     _checks.heads(_OP, "theta", rows, heads)
-    if features > 0 and not 1 <= angles <= pairs:
-        _checks.fail(
-            _OP, f"theta has {angles} angles a head; x has {pairs} pairs (expected 1 to {pairs})"
-        )
+    _checks.pair_angles(_OP, angles, features // 2)
     _checks.offset(_OP, offset)
     _checks.softmax_axis(_OP, act, "dim", dim, x.ndim, 1)
 

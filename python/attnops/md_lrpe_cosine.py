@@ -1,7 +1,6 @@
 """md_lrpe_cosine: position encoding in several dimensions with a fused activation."""
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from torch import Tensor
@@ -51,22 +50,6 @@ def lrpe_table(theta: Tensor, shape: Sequence[int], d: int, offset: int = 0) -> 
     return torch.ops.attnops.lrpe_table(theta, shape, d, offset)
 
 
-def _check_grid(
-    op: str, name: str, angles: int, shape: Sequence[int], features: int, offset: int
-) -> None:
-    """Angles for all features on the axes of the grid, and an offset in 1-d only."""
-    axes = len(shape)
-    if angles * axes < features:
-        _checks.fail(
-            op,
-            f"{name} has {angles} angles a head; x has {features} features on {axes} axes "
-            f"(expected at least {-(-features // axes)})",
-        )
-    _checks.offset(op, offset)
-    if axes > 1 and offset != 0:
-        _checks.fail(op, f"offset must be 0 with {axes} axes; it is {offset}")
-
-
 def _check_table(x: Tensor, table: Tensor, shape: Sequence[int]) -> None:
     if table.ndim != 4 or table.shape[3] != 2:
         _checks.fail(
@@ -107,14 +90,7 @@ def _check(
     _checks.sizes(_OP, "shape", shape)
     if x.ndim != 4:
         _checks.fail(_OP, f"x must have 4 axes (B,H,L,D); its shape is {_checks.shape(x)}")
-    if l < 0:
-        _checks.fail(_OP, f"l must not be negative; it is {l}")
-    if x.shape[2] != l + prod(shape):
-        _checks.fail(
-            _OP,
-            f"x has {x.shape[2]} tokens; expected l = {l} and those of shape "
-            f"{_checks.listed(shape)}",
-        )
+    _checks.grid_tokens(_OP, x.shape[2], shape, l)
     if table is not None:
         _check_table(x, table, shape)
     else:
@@ -122,7 +98,8 @@ def _check(
     if table is not None and offset != 0:
         _checks.fail(_OP, f"offset must be 0 with a table; it is {offset}")
     per_axis = angles.shape[1] if table is None else angles.shape[2]
-    _check_grid(_OP, name, per_axis, shape, x.shape[3], offset)
+    _checks.axis_angles(_OP, name, per_axis, len(shape), x.shape[3])
+    _checks.grid_offset(_OP, len(shape), offset)
     _checks.softmax_axis(_OP, act, "dim", dim, x.ndim, _SEQUENCE_AXIS)
 
 
@@ -154,7 +131,8 @@ def _(theta: Tensor, shape, d, offset) -> Tensor:
     if d < 0:
         _checks.fail(_TABLE_OP, f"d must not be negative; it is {d}")
     heads, angles = theta.shape
-    _check_grid(_TABLE_OP, "theta", angles, shape, d, offset)
+    _checks.axis_angles(_TABLE_OP, "theta", angles, len(shape), d)
+    _checks.grid_offset(_TABLE_OP, len(shape), offset)
     return theta.new_empty((heads, sum(shape), angles, 2), dtype=torch.float32)
 
 

@@ -20,7 +20,11 @@ class Expected:
 
 def activate(x: torch.Tensor, act: str, dim: int | None) -> torch.Tensor:
     """f(x) in double precision."""
-    x = x.detach().double()
+    return apply(x.detach().double(), act, dim)
+
+
+def apply(x: torch.Tensor, act: str, dim: int | None) -> torch.Tensor:
+    """f(x), which can be differentiated."""
     if act == "none":
         return x
     if act == "relu":
@@ -176,6 +180,81 @@ def flao_backward(
     args = [t.detach().double() for t in (q, k, v, g, d_out)]
     scales = run(*(t.abs() for t in args))
     return [Expected(*pair) for pair in zip(run(*args), scales, strict=True)]
+
+
+@dataclass
+class Stage:
+    """What flao_fal does with one of its tensors: the activation, then an encoding, if any."""
+
+    act: str = "none"
+    dim: int | None = None
+    lrpe: str = "none"
+    theta: torch.Tensor | None = None
+    shape: tuple[int, ...] | None = None
+    offset: int = 0
+    l: int = 0
+
+    def cos_sin(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(H or 1, N, D), of the pairs (H or 1, N, D/2); 1 and 0 without a position."""
+        shape = (x.shape[2] - self.l,) if self.shape is None else self.shape
+        theta = self.theta.detach().double()
+        if self.lrpe == "cosine":
+            return grid_cos_sin(x, theta, shape, self.l, self.offset)
+        first = x[..., : x.shape[-1] // 2]
+        if len(shape) == 1:
+            # One angle for all pairs, or none for those behind the last.
+            pairs, (heads, angles) = first.shape[-1], theta.shape
+            theta = torch.cat([theta, torch.zeros(heads, max(pairs - angles, 0))], 1)
+            theta = theta[:, :1].expand(heads, pairs) if angles == 1 else theta
+        return grid_cos_sin(first, theta, shape, self.l, self.offset)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The prepared tensor, which can be differentiated."""
+        y = apply(x, self.act, self.dim)
+        if self.lrpe == "none":
+            return y
+        cos, sin = self.cos_sin(x)
+        if self.lrpe == "cosine":
+            return torch.cat([y * cos, y * sin], -1)
+        return rotate(y, cos, sin)
+
+    def magnitude(self, x: torch.Tensor) -> torch.Tensor:
+        """What the error of the prepared tensor is relative to."""
+        y = activate(x, self.act, self.dim)
+        if self.lrpe == "cosine":
+            return torch.cat([y.abs(), y.abs()], -1)
+        return pair_length(y) if self.lrpe == "rotate" else y.abs()
+
+    def backward_scale(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """What the error of dx is relative to, from that of the prepared tensor's gradient."""
+        if self.lrpe == "cosine":
+            scale = torch.hypot(*scale.chunk(2, -1))
+        elif self.lrpe == "rotate":
+            scale = pair_length(scale)
+        return activate_backward(x, scale, scale, self.act, self.dim).scale
+
+
+def flao_fal(args: tuple[torch.Tensor, ...], stages: tuple[Stage, ...]) -> Expected:
+    """flao of q, k, v and g behind their stages."""
+    ready = [s.forward(x.detach().double()) for x, s in zip(args, stages, strict=True)]
+    scales = [s.magnitude(x) for x, s in zip(args, stages, strict=True)]
+    return Expected(flao(*ready).value, flao(*scales).value)
+
+
+def flao_fal_backward(
+    args: tuple[torch.Tensor, ...], stages: tuple[Stage, ...], d_out: torch.Tensor
+) -> list[Expected]:
+    """dq, dk, dv and dg by autograd, in double precision."""
+    leaves = [x.detach().double().requires_grad_() for x in args]
+    q, k, v, g = (s.forward(x) for x, s in zip(leaves, stages, strict=True))
+    out = g * (q @ (k.mT @ v))
+    gradients = torch.autograd.grad(out, leaves, d_out.detach().double())
+    magnitudes = [s.magnitude(x) for x, s in zip(args, stages, strict=True)]
+    scales = flao_backward(*magnitudes, d_out.detach().double().abs())
+    return [
+        Expected(gradient, stage.backward_scale(x, scale.value))
+        for x, stage, gradient, scale in zip(args, stages, gradients, scales, strict=True)
+    ]
 
 
 def tpa_decode(

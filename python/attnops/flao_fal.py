@@ -1,0 +1,177 @@
+"""flao_fal: linear attention with an output gate, its activations and encoding fused in."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attnops import _attention, _checks
+
+_OP = "flao_fal"
+_LRPES = ("none", "cosine", "rotate")
+_SEQUENCE_AXIS = 2
+
+
+def flao_fal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    q_act: str = "none",
+    q_dim: int | None = None,
+    k_act: str = "none",
+    k_dim: int | None = None,
+    v_act: str = "none",
+    v_dim: int | None = None,
+    g_act: str = "none",
+    g_dim: int | None = None,
+    theta: Tensor | None = None,
+    lrpe: str = "cosine",
+    shape: Sequence[int] | None = None,
+    offset: int = 0,
+    l: int = 0,
+    keep: str = "none",
+) -> Tensor:
+    """Ḡ ⊙ (Q̄·(K̄ᵀ·V̄)), not causal, with Q̄ = lrpe(q_act(Q)) and K̄ = lrpe(k_act(K)).
+
+    V̄ = v_act(V) and Ḡ = g_act(G). q is (B,H,N,D), k (B,H,M,D), v (B,H,M,E) and g (B,H,N,E), all of
+    one type. Activations are none, relu, sigmoid, silu and softmax, which needs its dim: the
+    features or the sequence. lrpe is `cosine`, as in md_lrpe_cosine, `rotate`, as in lrpe_rotate,
+    or `none`; without theta there is no encoding. Tokens are numbered in 1-d, from offset for q and
+    from 0 for k, or in a grid of the given shape with N = M = l + n₁·…·n_k; the first l carry no
+    position. theta, of q's type or float32, is for cosine (H,E) or (1,E) with E·k ≥ D for k axes,
+    for rotate (H,E), (1,E) or (H,1) with E ≤ D/2 in 1-d and E·k ≥ D/2 in more; pair j then uses
+    axis ⌊j/E⌋+1. keep is that of flao; kv has 2D rows with cosine.
+    """
+    _checks.no_gradient(_OP, "theta", theta)
+    if shape is not None:
+        _checks.sizes(_OP, "shape", shape)
+    if theta is None and lrpe == "cosine" and shape is None and offset == 0 and l == 0:
+        lrpe = "none"
+    keep = _attention.what_to_keep(_OP, keep, (q, k, v, g))
+    out, _, _ = torch.ops.attnops.flao_fal(
+        q,
+        k,
+        v,
+        g,
+        theta,
+        q_act,
+        q_dim,
+        k_act,
+        k_dim,
+        v_act,
+        v_dim,
+        g_act,
+        g_dim,
+        lrpe,
+        () if shape is None else shape,
+        offset,
+        l,
+        keep,
+    )
+    return out
+
+
+def _check_options(acts: Sequence[tuple[str, str, int | None]], lrpe: str) -> None:
+    for name, act, dim in acts:
+        _checks.activation(_OP, f"{name}_act", act, f"{name}_dim", dim)
+    if lrpe not in _LRPES:
+        _checks.fail(_OP, f'lrpe must be one of {", ".join(_LRPES)}; it is "{lrpe}"')
+
+
+def _check_no_positions(theta: Tensor | None, shape: Sequence[int], offset: int, l: int) -> None:
+    """Without an encoding its arguments have no meaning."""
+    if theta is not None:
+        _checks.fail(_OP, "theta must be absent without an encoding (lrpe)")
+    if len(shape) > 0:
+        listed = _checks.listed(shape)
+        _checks.fail(_OP, f"shape must be absent without an encoding; it is {listed}")
+    if offset != 0:
+        _checks.fail(_OP, f"offset must be 0 without an encoding; it is {offset}")
+    if l != 0:
+        _checks.fail(_OP, f"l must be 0 without an encoding; it is {l}")
+
+
+def _check_positions(
+    q: Tensor, k: Tensor, theta: Tensor | None, lrpe: str, shape: Sequence[int], offset: int, l: int
+) -> None:
+    """An encoding has the angles it needs for the tokens there are."""
+    if theta is None:
+        _checks.fail(_OP, "theta is missing; the encoding (lrpe) needs it")
+    (_, heads, tokens, features), keys = q.shape, k.shape[2]
+    _checks.angle_axes(_OP, theta)
+    _checks.angle_type(_OP, q, theta, "q")
+    rows, angles = theta.shape
+    _checks.heads(_OP, "theta", rows, heads, "q")
+    if lrpe == "rotate" and features % 2 != 0:
+        _checks.fail(_OP, f"q must have an even number of features; it has {features}")
+    axes = len(shape)
+    if axes > 0:
+        _checks.grid_tokens(_OP, tokens, shape, l, "q")
+        _checks.grid_tokens(_OP, keys, shape, l, "k")
+    elif not (0 <= l <= tokens and l <= keys):
+        _checks.fail(
+            _OP,
+            f"l must be from 0 to the number of tokens; it is {l}, q has {tokens} tokens, "
+            f"k has {keys}",
+        )
+    _checks.grid_offset(_OP, axes, offset)
+    if lrpe == "cosine":
+        _checks.axis_angles(_OP, "theta", angles, max(axes, 1), features, "features", "q")
+    elif axes > 1:
+        _checks.axis_angles(_OP, "theta", angles, axes, features // 2, "pairs", "q")
+    else:
+        _checks.pair_angles(_OP, angles, features // 2, "q")
+
+
+def _check(q, k, v, g, theta, acts, lrpe, shape, offset, l) -> None:
+    """The checks of the kernel, in its order and with its texts, for tensors without data."""
+    if theta is not None:
+        _checks.tensor(_OP, "theta", theta)
+    if len(shape) > 0:
+        _checks.sizes(_OP, "shape", shape)
+    _attention.check_inputs(_OP, q, k, v, g)
+    for name, act, dim in acts:
+        _checks.softmax_axis(_OP, act, f"{name}_dim", dim, 4, _SEQUENCE_AXIS)
+    if lrpe == "none":
+        _check_no_positions(theta, shape, offset, l)
+    else:
+        _check_positions(q, k, theta, lrpe, shape, offset, l)
+
+
+@torch.library.register_fake("attnops::flao_fal")
+def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, theta: Tensor | None, *options):
+    *acts, lrpe, shape, offset, l, keep = options
+    acts = tuple(zip(("q", "k", "v", "g"), acts[::2], acts[1::2], strict=True))
+    _check_options(acts, lrpe)
+    _attention.check_keep(_OP, keep)
+    _check(q, k, v, g, theta, acts, lrpe, shape, offset, l)
+    inner = 2 * q.shape[3] if lrpe == "cosine" else q.shape[3]
+    return _attention.fake_results(q, v, g, keep, inner)
+
+
+@torch.library.register_fake("attnops::flao_fal_backward")
+def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, d_out: Tensor, kv, qkv, theta, *options):
+    *acts, lrpe, shape, offset, l = options
+    acts = tuple(zip(("q", "k", "v", "g"), acts[::2], acts[1::2], strict=True))
+    _check_options(acts, lrpe)
+    _check(q, k, v, g, theta, acts, lrpe, shape, offset, l)
+    return _attention.fake_gradients(_OP, q, k, v, g, d_out)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, g, theta, *ctx.options, keep = inputs
+    ctx.save_for_backward(q, k, v, g, *_attention.setup_kept(ctx, output, keep), theta)
+
+
+def _backward(ctx, d_out: Tensor | None, *_):
+    nothing = (None,) * (len(ctx.options) + 2)  # theta, the options and keep
+    if d_out is None:
+        return None, None, None, None, *nothing
+    q, k, v, g, kv, qkv, theta = ctx.saved_tensors
+    gradients = torch.ops.attnops.flao_fal_backward(q, k, v, g, d_out, kv, qkv, theta, *ctx.options)
+    return *gradients, *nothing
+
+
+torch.library.register_autograd("attnops::flao_fal", _backward, setup_context=_setup_context)
+_attention.refuse_second_derivative(_OP)
