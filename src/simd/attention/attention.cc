@@ -11,8 +11,8 @@
 namespace attnops::attention {
 namespace {
 
-// With as many heads as this a task is a head. With fewer their sequences are cut into pieces,
-// so that there are about so many tasks: more than any sensible number of threads.
+// With as many heads as this, or short sequences, a task is a head. Else the sequences are cut into
+// pieces, so that there are about so many tasks: more than any sensible number of threads.
 constexpr std::int64_t kTasks = 64;
 // A piece has at least so many tokens, since its KV has to be written, read and added.
 constexpr std::int64_t kPieceTokens = 1024;
@@ -80,10 +80,10 @@ class Run {
       : problem_(call.problem),
         kernels_(KernelsFor(call.dtype)),
         heads_(problem_.B * problem_.H),
-        whole_(heads_ >= kTasks),
         inner_(problem_.inner_parts * Padded(problem_.inner_part)),
         n_(problem_.N, MostPieces(problem_.N)),
-        m_(problem_.M, MostPieces(problem_.M)) {
+        m_(problem_.M, MostPieces(problem_.M)),
+        whole_(n_.count == 1 && m_.count == 1) {
     const double work = static_cast<double>(heads_) * static_cast<double>(inner_) *
                         static_cast<double>(problem_.E) *
                         static_cast<double>(problem_.N + problem_.M);
@@ -209,11 +209,10 @@ class Run {
 
  private:
   std::int64_t MostPieces(std::int64_t tokens) const {
-    if (whole_) return 1;
     const std::int64_t fit =
         kPieceBytes / std::max<std::int64_t>(
                           static_cast<std::int64_t>(Scratch::Size<float>(heads_ * KvSize())), 1);
-    return std::min({DivideUp(kTasks, heads_), tokens / kPieceTokens, fit});
+    return heads_ >= kTasks ? 1 : std::min({DivideUp(kTasks, heads_), tokens / kPieceTokens, fit});
   }
 
   std::int64_t Padded(std::int64_t n) const { return RoundUp(n, kernels_.chunk); }
@@ -461,9 +460,9 @@ class Run {
   std::array<Operand*, kOperands> operands_{};
   std::array<EncodingKernels, kOperands> encodings_{};
   std::int64_t heads_;
-  bool whole_;
   std::int64_t inner_;  // rows of KV
   Pieces n_, m_;
+  bool whole_;
   int workers_ = 1;
   float* d_blocks_ = nullptr;
   float* e_blocks_ = nullptr;

@@ -243,8 +243,8 @@ Angles AnglesOf(const AngleSource& source, std::int64_t count, std::int64_t chun
     angles.block = kBlock;
   } else {
     angles.rows = source.theta->shape(0);
-    angles.block =
-        std::clamp<std::int64_t>(kStepBytes / (angles.rows * angles.RowSize() * kFloat), 1, kBlock);
+    const std::int64_t step = std::max<std::int64_t>(angles.rows * angles.RowSize() * kFloat, 1);
+    angles.block = std::clamp<std::int64_t>(kStepBytes / step, 1, kBlock);
   }
   return angles;
 }
