@@ -3,31 +3,23 @@
 #include <attnops/attnops.h>
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "bench/random_tensor.h"
+#include "bench/rate.h"
 #include "src/simd/matmul_testing.h"
 
 namespace {
 
 using attnops::DType;
+using attnops::bench::kPeakSeconds;
 using attnops::bench::RandomTensor;
+using attnops::bench::SetRate;
 
 constexpr std::int64_t kHeads = 12;
 constexpr std::int64_t kFeatures = 128;
-constexpr double kPeakSeconds = 0.02;
-
-// The rate of so many operations in each iteration, and what part of the peak that is.
-void SetRate(benchmark::State& state, double operations, double peak_before) {
-  const double peak = std::max(peak_before, attnops::MeasureFmaPeak(kPeakSeconds));
-  using benchmark::Counter;
-  state.counters["flops"] = Counter(operations, Counter::kIsIterationInvariantRate);
-  state.counters["share"] = Counter(operations / peak, Counter::kIsIterationInvariantRate);
-  state.SetLabel(attnops::GetTarget());
-}
 
 // The product of matrices that are in the caches as the operators leave them, on one thread.
 void BM_PanelProduct(benchmark::State& state, bool transposed) {

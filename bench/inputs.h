@@ -1,4 +1,4 @@
-// What the benchmarks of the position encodings share.
+// What the benchmarks with position encodings share.
 #ifndef ATTNOPS_BENCH_INPUTS_H_
 #define ATTNOPS_BENCH_INPUTS_H_
 
