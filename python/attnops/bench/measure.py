@@ -24,7 +24,7 @@ MIN_SAMPLE_SECONDS = 0.02
 MIN_ROUNDS = 3
 # Of a cell's seconds: for the timed rounds and those before, unless the fewest take longer. A full
 # run has some thousand cells, most of them far from their limit.
-TIMED_SHARE, WARMUP_SHARE = 0.05, 0.05
+TIMED_SHARE, WARMUP_SHARE = 0.03, 0.03
 # In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
 SETTLED_FAULTS = 256
