@@ -186,3 +186,16 @@ def test_a_grid_is_freed_where_the_backward_does_not_need_it(act: str, freed: bo
     assert (tensor() is None) == freed
     out.sum().backward()
     assert leaf.grad is not None
+
+
+@pytest.mark.parametrize("lrpe", ["cosine", "rotate"])
+def test_no_activated_or_encoded_copy(lrpe: str):
+    """Of 16 MB inputs; the scratch has the KV of heads in work, not of all."""
+    q, k, v, g = (torch.randn(2, 64, 512, 64) for _ in range(4))
+    theta = torch.zeros(1, 64 if lrpe == "cosine" else 32)
+    for act, dim in [("none", None), ("silu", None), ("softmax", -1), ("softmax", 2)]:
+        acts = {f"{name}_{key}": x for name in "qkvg" for key, x in (("act", act), ("dim", dim))}
+        call = partial(attnops.flao_fal, q, k, v, g, **acts, theta=theta, lrpe=lrpe)
+        call()
+        assert peak_of(call) <= SCRATCH
+    attnops.empty_cache()
