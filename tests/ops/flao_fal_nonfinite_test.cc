@@ -72,6 +72,43 @@ TEST(FlaoFalNonfinite, InfinityOfVStaysInItsColumn) {
   }
 }
 
+// What has no angle is not multiplied by the sine of one: tokens in front, and pairs behind the
+// last angle. With ones and angles of 0, an infinity there makes its own row infinite and nothing
+// NaN.
+TEST(FlaoFalNonfinite, InfinityWithoutAnAngle) {
+  const auto check = [](const FlaoFalSpec& spec, std::int64_t token, std::int64_t feature) {
+    FlaoFalCase c(spec);
+    for (GuardedTensor* tensor : {&c.q, &c.k, &c.v, &c.g}) {
+      tensor->Fill(Values(tensor->size(), 1));
+    }
+    c.theta.Fill(Values(c.theta.size(), 0));
+    Set(c.q, token * spec.d + feature, kInf);
+    OnEveryTarget([&] {
+      SCOPED_TRACE(c.spec().Describe());
+      c.Forward();
+      const Values out = c.out.Values();
+      for (std::int64_t i = 0; i < c.out.size(); ++i) {
+        EXPECT_EQ(out[i], i / spec.e == token ? kInf : 4.0 * static_cast<double>(spec.d)) << i;
+      }
+    });
+  };
+  for (const DType dtype : kAllTypes) {
+    for (const Lrpe lrpe : {Lrpe::kCosine, Lrpe::kRotate}) {
+      check({.dtype = dtype, .heads = 1, .n = 3, .m = 4, .d = 8, .e = 5, .lrpe = lrpe, .l = 2}, 1,
+            7);
+    }
+    check({.dtype = dtype,
+           .heads = 1,
+           .n = 3,
+           .m = 4,
+           .d = 8,
+           .e = 5,
+           .lrpe = Lrpe::kRotate,
+           .angles = 2},
+          2, 6);
+  }
+}
+
 // The reference says where NaN goes: a token of q, an element of g.
 TEST(FlaoFalNonfinite, NanStaysWhereItBelongs) {
   for (const DType dtype : kAllTypes) {
