@@ -83,7 +83,7 @@ class FlaoFal:
         kv = case.options["batch"] * HEADS * 2 * DIM * DIM * BYTES["f32"]
         cos_sin = 3 * HEADS * case.n * 2 * DIM * BYTES["f32"]
         if column.name == "composed":
-            return held + (5 if case.direction == "fwd" else 11) * tensor + kv
+            return held + (6 if case.direction == "fwd" else 12) * tensor + kv
         width = 4 // BYTES[case.dtype] if column.name.endswith("_up") else 1
         extra = 12 if case.direction == "fwd" else 22
         return held + 2 * kv + cos_sin + extra * width * tensor
