@@ -194,7 +194,7 @@ HWY_INLINE void MultiplyPanels(const Panels& a, const Panels& b, std::int64_t ro
 // ahead, and then finish(row, chunk, sums) for each chunk of the tile.
 template <Left kLeft, class Finish>
 HWY_NOINLINE void Multiply(const Panels& a, const Panels& b, std::int64_t rows, std::int64_t depth,
-                         std::int64_t chunks, const Finish& finish) {
+                           std::int64_t chunks, const Finish& finish) {
   // The panels of b stay in L1 while a passes by.
   std::int64_t chunk = 0;
   for (; chunk + kTileChunks <= chunks; chunk += kTileChunks) {

@@ -147,18 +147,21 @@ def _peer(case: Case, column: Column) -> Forward:
     return lambda q, k, v, g, theta: form(q, k, v, g, *build(theta))
 
 
+# The policy that suits speed, and what the peers keep; flao's tables show the others.
+KEEP = "kv_qkv"
+
+
 def function(case: Case, column: Column) -> Forward:
     q_act, q_dim = case.options["q_act"], case.options["q_dim"]
 
     def fused(q: Tensor, k: Tensor, v: Tensor, g: Tensor, theta: Tensor) -> Tensor:
-        return attnops.flao_fal(
-            q, k, v, g, q_act=q_act, q_dim=q_dim, k_act="silu", g_act="silu", theta=theta
-        )
+        acts = {"q_act": q_act, "q_dim": q_dim, "k_act": "silu", "g_act": "silu"}
+        return attnops.flao_fal(q, k, v, g, **acts, theta=theta, keep=KEEP)
 
     def composed(q: Tensor, k: Tensor, v: Tensor, g: Tensor, theta: Tensor) -> Tensor:
         q = attnops.md_lrpe_cosine(q, theta, (case.n,), act=q_act, dim=q_dim)
         k = attnops.md_lrpe_cosine(k, theta, (case.n,), act="silu")
-        return attnops.flao(q, k, v, F.silu(g))
+        return attnops.flao(q, k, v, F.silu(g), keep=KEEP)
 
     own = {"attnops": fused, "composed": composed}
     return own[column.name] if column.name in own else _peer(case, column)

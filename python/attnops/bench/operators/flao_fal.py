@@ -66,13 +66,16 @@ class FlaoFal:
         """Bytes of q, or of any of the others."""
         return case.options["batch"] * HEADS * case.n * DIM * BYTES[case.dtype]
 
+    def _kv(self, case: Case) -> int:
+        return case.options["batch"] * HEADS * 2 * DIM * DIM * BYTES["f32"]
+
     def cost(self, case: Case) -> Cost:
-        """The products have 2D features inside; the backward keeps nothing and has six."""
+        """The products have 2D features inside; with KV and QKV kept the backward has four."""
         tensor = self._tensor(case)
         product = 2 * case.options["batch"] * HEADS * case.n * 2 * DIM * DIM
         if case.direction == "fwd":
             return Cost(moved=5 * tensor, flops=2 * product, held=5 * tensor)
-        return Cost(moved=9 * tensor, flops=6 * product, held=10 * tensor)
+        return Cost(moved=10 * tensor, flops=4 * product, held=11 * tensor + self._kv(case))
 
     def peak_bytes(self, case: Case, column: Column) -> int:
         """The tensors of the pass, then intermediates, of which the encoded ones count twice."""
@@ -80,7 +83,7 @@ class FlaoFal:
         held = self.cost(case).held
         if column.role == "attnops":
             return held + (32 << 20)
-        kv = case.options["batch"] * HEADS * 2 * DIM * DIM * BYTES["f32"]
+        kv = self._kv(case)
         cos_sin = 3 * HEADS * case.n * 2 * DIM * BYTES["f32"]
         if column.name == "composed":
             return held + (6 if case.direction == "fwd" else 12) * tensor + kv
