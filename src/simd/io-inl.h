@@ -80,6 +80,18 @@ HWY_INLINE std::size_t StorageOffset(std::size_t i) {
   }
 }
 
+// Which element of a row is there: the inverse of StorageOffset.
+template <typename T>
+HWY_INLINE std::size_t ElementAt(std::size_t offset) {
+  if constexpr (IsInterleaved<T>::kValue) {
+    const std::size_t lanes = hn::Lanes(DF());
+    const std::size_t in_chunk = offset % (2 * lanes);
+    return offset - in_chunk + in_chunk % lanes * 2 + in_chunk / lanes;
+  } else {
+    return offset;
+  }
+}
+
 // Lanes of a chunk whose elements come before the n-th.
 using ChunkMask = Pack<2, MF>;
 template <typename T>
@@ -296,6 +308,14 @@ HWY_INLINE void StoreChunk(const Chunk& chunk, T* to) {
 template <typename T>
 HWY_INLINE Chunk LoadChunkN(const T* from, std::size_t n) {
   if (HWY_LIKELY(n == ChunkSize())) return LoadChunk(from);
+#if HWY_TARGET == HWY_AVX3
+  // Lanes that are masked out are not read.
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const DU16 d;
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
+    return SplitPacked<T>(hn::BitCast(DU(), hn::MaskedLoad(hn::FirstN(d, n), d, bits)));
+  }
+#endif
   alignas(64) T buffer[kMaxChunk];
   std::memset(buffer, 0, sizeof(buffer));
   std::memcpy(buffer, from, n * sizeof(T));

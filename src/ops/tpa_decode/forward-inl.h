@@ -13,8 +13,8 @@
 #include <limits>
 
 #include "src/ops/tpa_decode/kernels.h"
+#include "src/ops/tpa_decode/products-inl.h"
 #include "src/simd/fetch_ahead.h"
-#include "src/simd/matmul-inl.h"
 #include "src/simd/panels-inl.h"
 #include "src/simd/softmax-inl.h"
 #include "src/simd/transpose-inl.h"
@@ -30,136 +30,203 @@ HWY_INLINE const T* RowOf(const Input& tensor, std::int64_t batch, std::int64_t 
   return static_cast<const T*>(tensor.data) + batch * tensor.batch + row * tensor.row;
 }
 
-HWY_INLINE float* RowOf(const Panels& matrix, std::int64_t chunk, std::int64_t row) {
-  return matrix.data + chunk * matrix.panel + row * static_cast<std::int64_t>(ChunkSize());
+// Whether a head, of `heads`, has this place or one of those after it in the same vector.
+template <typename T>
+HWY_INLINE bool HasHead(std::int64_t place, std::int64_t heads) {
+  return static_cast<std::int64_t>(ElementAt<T>(static_cast<std::size_t>(place))) < heads;
 }
 
 template <typename T>
 void Prepare(const Problem& problem, std::int64_t batch, Range heads, const Workspace& work) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  // In natural order, so that products over the rank take no more steps than it has.
-  for (std::int64_t h = 0; h < heads.size(); ++h) {
-    const T* from = RowOf<T>(problem.aq, batch, heads.begin + h);
+  const std::int64_t places = Padded(heads.size());
+  // The rank in natural order, so that products over it take no more steps than it has.
+  const auto place_of = [&](std::int64_t place, std::int64_t r) {
+    return problem.through_rank ? RowOf(work.aq, place / chunk, r) + place % chunk
+                                : RowOf(work.aq, r / chunk, place) + r % chunk;
+  };
+  for (std::int64_t place = 0; place < places; ++place) {
+    const auto h = static_cast<std::int64_t>(ElementAt<T>(static_cast<std::size_t>(place)));
+    const T* from = h < heads.size() ? RowOf<T>(problem.aq, batch, heads.begin + h) : nullptr;
     for (std::int64_t r = 0; r < problem.R; ++r) {
-      RowOf(work.aq, r / chunk, h)[r % chunk] = problem.score_scale * ToFloat(from[r]);
+      *place_of(place, r) = from == nullptr ? 0.0f : problem.score_scale * ToFloat(from[r]);
     }
   }
   LoadRows(RowOf<T>(problem.bq, batch, 0), problem.bq.row, problem.R, problem.D, work.bq);
   if (problem.through_rank) return;
   FetchAhead none;
-  Multiply<Left::kStraight>(work.aq, work.bq, heads.size(), problem.R, ChunksOf(problem.D),
-                            AddToMatrix{work.q, false, none});
+  for (std::int64_t c = 0; c < ChunksOf(problem.D); ++c) {
+    MultiplyChunk(work.aq, RowOf(work.bq, c, 0), places, problem.R, RowOf(work.q, c, 0), none,
+                  [](std::int64_t) { return true; });
+  }
   // An infinity in aq has made the padding NaN.
   for (std::int64_t i = problem.D; i < Padded(problem.D); ++i) {
     const auto column = static_cast<std::int64_t>(StorageOffset<T>(static_cast<std::size_t>(i)));
-    for (std::int64_t h = 0; h < heads.size(); ++h) {
-      RowOf(work.q, column / chunk, h)[column % chunk] = 0.0f;
+    for (std::int64_t place = 0; place < places; ++place) {
+      RowOf(work.q, column / chunk, place)[column % chunk] = 0.0f;
     }
   }
 }
 
-// Scores: sums times ak.
+// A block of tokens of some heads.
 template <typename T>
-struct StoreScores {
-  const Panels& ak;
-  const Panels& to;
-  FetchAhead& ahead;
+struct Block {
+  const Problem& problem;
+  std::int64_t batch;
+  Range heads, tokens;
+  const Workspace& work;
 
-  HWY_INLINE void Fetch(const TilePlace&, std::int64_t, std::int64_t) const { ahead.Step(); }
-  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
-    const auto factors = static_cast<std::int64_t>(StorageOffset<T>(static_cast<std::size_t>(row)));
-    StoreChunk(Mul(sums, LoadChunk(RowOf(ak, chunk, factors))), RowOf(to, chunk, row));
+  // Elements of ak or av of a token's heads, chunk c of them.
+  HWY_INLINE Chunk LoadFactors(const Input& tensor, std::int64_t token, std::int64_t c) const {
+    const auto chunk = static_cast<std::int64_t>(ChunkSize());
+    const std::int64_t first = c * chunk;
+    return LoadChunkN(RowOf<T>(tensor, batch, tokens.begin + token) + heads.begin + first,
+                      static_cast<std::size_t>(std::min(chunk, heads.size() - first)));
   }
 };
 
-// Chunks that a step of the softmax takes: eight vectors fill the latency of exp.
-constexpr int kStepChunks = 4;
-
-template <int K>
-HWY_INLINE Pack<2 * K> LoadRow(const Panels& matrix, std::int64_t chunk, std::int64_t row) {
-  if constexpr (K == 1) {
-    return LoadChunk(RowOf(matrix, chunk, row));
-  } else {
-    return Join(LoadRow<K / 2>(matrix, chunk, row), LoadRow<K / 2>(matrix, chunk + K / 2, row));
-  }
-}
-template <int K>
-HWY_INLINE void StoreRow(const Pack<2 * K>& values, const Panels& matrix, std::int64_t chunk,
-                         std::int64_t row) {
-  if constexpr (K == 1) {
-    StoreChunk(values, RowOf(matrix, chunk, row));
-  } else {
-    StoreRow<K / 2>(FirstHalf(values), matrix, chunk, row);
-    StoreRow<K / 2>(SecondHalf(values), matrix, chunk + K / 2, row);
-  }
-}
-
-// Calls f(std::integral_constant<int, K>, chunk) for steps of K chunks that cover `chunks`.
-template <class F>
-HWY_INLINE void ForEachStep(std::int64_t chunks, const F& f) {
-  std::int64_t chunk = 0;
-  for (; chunk + kStepChunks <= chunks; chunk += kStepChunks) {
-    f(std::integral_constant<int, kStepChunks>(), chunk);
-  }
-  for (; chunk < chunks; ++chunk) f(std::integral_constant<int, 1>(), chunk);
-}
-
-HWY_INLINE void ScaleRow(const Panels& matrix, std::int64_t chunks, std::int64_t row, VF factor) {
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    float* at = RowOf(matrix, chunk, row);
-    StoreChunk(Mul(LoadChunk(at), Fill<2>(factor)), at);
-  }
-}
-
-// exp(from − to), 1 where they are equal.
-HWY_INLINE VF Rescaling(float from, float to) {
-  const DF d;
-  return ExpNoOverflow<Accuracy::kFloat32>(Pack<1>{{hn::Set(d, from - to)}}).v[0];
-}
-
-// From the scores of a block to weights p·av, with the statistics of the block added to those of
-// the tokens before it, whose sums are rescaled where a maximum has grown.
+// t = bq·bkᵀ or q·bkᵀ, a chunk of tokens at a time: transposed, it is still in L1 when it is used.
 template <typename T>
-HWY_INLINE void Weigh(const Problem& problem, std::int64_t heads, std::int64_t count,
-                      const Workspace& work, const Partial& to) {
-  constexpr Accuracy kAccuracy = AccuracyFor<T>();
-  const DF d;
+HWY_INLINE void MultiplyKeys(const Block<T>& block, FetchAhead& ahead) {
+  const auto& [problem, batch, heads, tokens, work] = block;
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  const std::int64_t chunks = ChunksOf(count);
-  // Tokens that do not exist: exp(−Inf) is 0, and so are their av and bv.
-  if (count % chunk != 0) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      std::fill(RowOf(work.s, chunks - 1, h) + count % chunk, RowOf(work.s, chunks - 1, h) + chunk,
-                -std::numeric_limits<float>::infinity());
+  const bool through_rank = problem.through_rank;
+  const std::int64_t H = heads.size();
+  for (std::int64_t first = 0; first < tokens.size(); first += chunk) {
+    LoadTransposed(RowOf<T>(problem.bk, batch, tokens.begin + first), problem.bk.row,
+                   std::min(chunk, tokens.size() - first), problem.D, work.bk);
+    MultiplyChunk(through_rank ? work.bq : work.q, work.bk.data,
+                  through_rank ? problem.R : Padded(H), Padded(problem.D),
+                  RowOf(work.t, first / chunk, 0), ahead,
+                  [&](std::int64_t row) { return through_rank || HasHead<T>(row, H); });
+  }
+}
+
+// s = tᵀ·aqᵀ for chunk c of the heads, times ak. Returns the largest, or `max`.
+template <typename T>
+HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk max) {
+  const auto& [problem, batch, heads, tokens, work] = block;
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const float* HWY_RESTRICT aq = RowOf(work.aq, c, 0);
+  for (std::int64_t first = 0; first < tokens.size(); first += kTokenRows) {
+    const TileSums<kTokenRows, 1> sums = MultiplySteps<Left::kTransposed, kTokenRows, 1>(
+        RowOf(work.t, first / chunk, 0) + first % chunk, problem.R,
+        [&](std::int64_t r) ATTNOPS_INLINE_LAMBDA { return LoadChunk(aq + r * chunk); },
+        Fill<2 * kTokenRows>(0.0f));
+    ForEach<kTokenRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
+      constexpr int r = decltype(row)::value;
+      if (first + r >= tokens.size()) return;
+      const Chunk scores = Mul(Chunk{{sums.v[2 * r], sums.v[2 * r + 1]}},
+                               block.LoadFactors(problem.ak, first + r, c));
+      StoreChunk(scores, RowOf(work.s, c, first + r));
+      max = Max(scores, max);  // not a NaN, on x86
+    });
+  }
+  return max;
+}
+
+// The same from t = q·bkᵀ.
+template <typename T>
+HWY_INLINE Chunk ScoresOfQueries(const Block<T>& block, std::int64_t c, Chunk max) {
+  const auto& [problem, batch, heads, tokens, work] = block;
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const DU d;
+  for (std::int64_t first = 0; first < Padded(tokens.size()); first += kLanes) {
+    for (std::int64_t half = 0; half < 2; ++half) {
+      const float* from = RowOf(work.t, first / chunk, c * chunk + half * kLanes) + first % chunk;
+      float* to = RowOf(work.s, c, first) + half * kLanes;
+      Square square;
+      HWY_UNROLL(16)
+      for (int i = 0; i < kLanes; ++i) {
+        square.v[i] = hn::Load(d, reinterpret_cast<const std::uint32_t*>(from + i * chunk));
+      }
+      square = TransposeSquare(square);
+      HWY_UNROLL(16)
+      for (int i = 0; i < kLanes; ++i) {
+        hn::Store(square.v[i], d, reinterpret_cast<std::uint32_t*>(to + i * chunk));
+      }
     }
   }
-  for (std::int64_t h = 0; h < heads; ++h) {
-    VF max = hn::Set(d, to.max[h]);
-    ForEachStep(chunks, [&](auto k, std::int64_t at) ATTNOPS_INLINE_LAMBDA {
-      max = hn::Max(max, MaxOfVectors(LoadRow<k()>(work.s, at, h)));
-    });
-    const float new_max = hn::GetLane(hn::MaxOfLanes(d, max));
-    if (!(new_max > to.max[h])) continue;
-    if (to.max[h] != kLowest) {
-      const VF factor = Rescaling(to.max[h], new_max);
-      float* sum = to.sum + h * kLanes;
-      hn::Store(hn::Mul(hn::Load(d, sum), factor), d, sum);
-      ScaleRow(to.out, ChunksOf(problem.E), h, factor);
-    }
-    to.max[h] = new_max;
+  for (std::int64_t token = 0; token < tokens.size(); ++token) {
+    float* row = RowOf(work.s, c, token);
+    const Chunk scores = Mul(LoadChunk(row), block.LoadFactors(problem.ak, token, c));
+    StoreChunk(scores, row);
+    max = Max(scores, max);
   }
-  for (std::int64_t h = 0; h < heads; ++h) {
-    const VF max = hn::Set(d, to.max[h]);
-    const auto factors = static_cast<std::int64_t>(StorageOffset<T>(static_cast<std::size_t>(h)));
-    VF sum = hn::Load(d, to.sum + h * kLanes);
-    ForEachStep(chunks, [&](auto k, std::int64_t at) ATTNOPS_INLINE_LAMBDA {
-      constexpr int kVectors = 2 * decltype(k)::value;
-      const Pack<kVectors> p =
-          ExpDifference<kAccuracy>(LoadRow<k()>(work.s, at, h), Fill<kVectors>(max));
-      sum = hn::Add(sum, SumOfVectors(p));
-      StoreRow<k()>(Mul(p, LoadRow<k()>(work.av, at, factors)), work.s, at, h);
+  return max;
+}
+
+// From the scores of chunk c of the heads to weights p·av, which take their place. Returns Σp.
+template <typename T>
+HWY_INLINE Chunk Weigh(const Block<T>& block, std::int64_t c, const Chunk& max) {
+  constexpr Accuracy kAccuracy = AccuracyFor<T>();
+  const auto& [problem, batch, heads, tokens, work] = block;
+  Chunk sum = Fill<2>(0.0f);
+  std::int64_t token = 0;
+  // Eight vectors at a time fill the latency of exp.
+  for (; token + 4 <= tokens.size(); token += 4) {
+    float* row = RowOf(work.s, c, token);
+    const Pack<8> p =
+        ExpDifference<kAccuracy>(LoadChunks<4>(row), Join(Join(max, max), Join(max, max)));
+    const Pack<4> half = Add(FirstHalf(p), SecondHalf(p));
+    sum = Add(sum, Add(FirstHalf(half), SecondHalf(half)));
+    const Pack<4> av01 =
+        Join(block.LoadFactors(problem.av, token, c), block.LoadFactors(problem.av, token + 1, c));
+    const Pack<4> av23 = Join(block.LoadFactors(problem.av, token + 2, c),
+                              block.LoadFactors(problem.av, token + 3, c));
+    StoreChunks<4>(Mul(p, Join(av01, av23)), row);
+  }
+  for (; token < tokens.size(); ++token) {
+    float* row = RowOf(work.s, c, token);
+    const Chunk p = ExpDifference<kAccuracy>(LoadChunk(row), max);
+    sum = Add(sum, p);
+    StoreChunk(Mul(p, block.LoadFactors(problem.av, token, c)), row);
+  }
+  return sum;
+}
+
+// out = factor·out + weights·bv for `columns` of bv, at most kValueChunks·chunk of them, or without
+// the first term if nothing was added before.
+template <int C, typename T>
+HWY_INLINE void AddValues(const Block<T>& block, std::int64_t column, std::int64_t columns,
+                          bool before, const Panels& to, FetchAhead& ahead) {
+  const auto& [problem, batch, heads, tokens, work] = block;
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const T* HWY_RESTRICT bv = RowOf<T>(problem.bv, batch, tokens.begin) + column;
+  const bool whole = columns == C * chunk;
+  if (!whole) LoadRows(bv, problem.bv.row, tokens.size(), columns, work.bv);
+  const auto converted = [&](std::int64_t token) ATTNOPS_INLINE_LAMBDA {
+    return MakePack<2 * C>([&](int i) ATTNOPS_INLINE_LAMBDA {
+      return hn::Load(DF(), RowOf(work.bv, i / 2, token) + i % 2 * kLanes);
     });
-    hn::Store(sum, d, to.sum + h * kLanes);
+  };
+  // The first tile converts what it reads, for the others: stores cost nothing beside products.
+  const auto convert = [&](std::int64_t token) ATTNOPS_INLINE_LAMBDA {
+    const T* row = bv + token * problem.bv.row;
+    for (int i = 0; i < C; ++i) __builtin_prefetch(row + 16 * problem.bv.row + i * chunk, 0, 3);
+    const Pack<2 * C> values = LoadChunks<C>(row);
+    for (int i = 0; i < 2 * C; ++i) {
+      hn::Store(values.v[i], DF(), RowOf(work.bv, i / 2, token) + i % 2 * kLanes);
+    }
+    return values;
+  };
+  const std::int64_t H = heads.size();
+  for (std::int64_t first = 0; first < Padded(H); first += kValueRows) {
+    if (!HasHead<T>(first, H)) continue;
+    const float* weights = RowOf(work.s, first / chunk, 0) + first % chunk;
+    const TileSums<kValueRows, C> sums =
+        first == 0 && whole ? MultiplyTokens<C>(weights, tokens.size(), convert, ahead)
+                            : MultiplyTokens<C>(weights, tokens.size(), converted, ahead);
+    ForEach<kValueRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
+      constexpr int r = decltype(row)::value;
+      const VF factor = hn::Set(DF(), work.factor[first + r]);
+      ForEach<C>([&](auto at) ATTNOPS_INLINE_LAMBDA {
+        constexpr int i = 2 * (r * C + decltype(at)::value);
+        const Chunk added{{sums.v[i], sums.v[i + 1]}};
+        float* out = RowOf(to, column / chunk + at(), first + r);
+        StoreChunk(before ? MulAdd(LoadChunk(out), Fill<2>(factor), added) : added, out);
+      });
+    });
   }
 }
 
@@ -175,73 +242,74 @@ HWY_INLINE void FetchTokens(const Input& tensor, std::int64_t batch, Range token
 template <typename T>
 void Attend(const Problem& problem, std::int64_t batch, Range heads, Range tokens,
             const Workspace& work, const Partial& to) {
-  const std::int64_t H = heads.size(), D = problem.D, E = problem.E, R = problem.R;
+  const std::int64_t H = heads.size(), D = problem.D, E = problem.E;
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  std::fill_n(to.max, H, kLowest);
-  std::fill_n(to.sum, H * kLanes, 0.0f);
+  std::fill_n(to.max, Padded(H), kLowest);
+  std::fill_n(to.sum, Padded(H), 0.0f);
+  if (!problem.through_rank) {
+    // Places without a head are not computed.
+    for (std::int64_t c = 0; c < ChunksOf(kBlock); ++c) {
+      std::fill_n(RowOf(work.t, c, 0), Padded(H) * chunk, 0.0f);
+    }
+  }
   for (std::int64_t first = tokens.begin; first < tokens.end; first += kBlock) {
     const std::int64_t count = std::min(kBlock, tokens.end - first);
-    const std::int64_t chunks = ChunksOf(count);
+    const Block<T> block{problem, batch, heads, {first, first + count}, work};
     const Range next{std::min(first + kBlock, problem.M), std::min(first + 2 * kBlock, problem.M)};
-    LoadTransposed(RowOf<T>(problem.bk, batch, first), problem.bk.row, count, D, work.bk);
-    LoadTransposed(RowOf<T>(problem.ak, batch, first) + heads.begin, problem.ak.row, count, H,
-                   work.ak);
-    LoadTransposed(RowOf<T>(problem.av, batch, first) + heads.begin, problem.av.row, count, H,
-                   work.av);
-
     FetchAhead ahead;
     FetchTokens<T>(problem.bk, batch, next, 0, D, ahead);
     FetchTokens<T>(problem.ak, batch, next, heads.begin, H, ahead);
     FetchTokens<T>(problem.av, batch, next, heads.begin, H, ahead);
     FetchTokens<T>(problem.bv, batch, next, 0, E, ahead);
-    ahead.Spread(PausesOf(problem.through_rank ? R : H, Padded(D), chunks * chunk) +
-                 (problem.through_rank ? PausesOf(H, R, chunks * chunk) : 0) +
-                 PausesOf(H, chunks * chunk, E));
+    ahead.Spread(ChunksOf(count) * FetchesOfChunk(problem.through_rank ? problem.R : H, Padded(D)) +
+                 DivideUp(H, kValueRows) * DivideUp(ChunksOf(E), kValueChunks) *
+                     FetchesOfTokens(count));
 
-    const StoreScores<T> scores{work.ak, work.s, ahead};
-    if (problem.through_rank) {
-      Multiply<Left::kStraight>(work.bq, work.bk, R, Padded(D), chunks,
-                                AddToMatrix{work.t, false, ahead});
-      Multiply<Left::kStraight>(work.aq, work.t, H, R, chunks, scores);
-    } else {
-      Multiply<Left::kStraight>(work.q, work.bk, H, Padded(D), chunks, scores);
+    MultiplyKeys(block, ahead);
+    for (std::int64_t c = 0; c < ChunksOf(H); ++c) {
+      float* max = to.max + c * chunk;
+      float* sum = to.sum + c * chunk;
+      const Chunk old_max = LoadChunk(max);
+      const Chunk new_max = problem.through_rank ? ScoresThroughRank(block, c, old_max)
+                                                 : ScoresOfQueries(block, c, old_max);
+      const Chunk factor = ExpDifference<Accuracy::kFloat32>(old_max, new_max);
+      StoreChunk(factor, work.factor + c * chunk);
+      StoreChunk(new_max, max);
+      StoreChunk(MulAdd(LoadChunk(sum), factor, Weigh(block, c, new_max)), sum);
     }
-    Weigh<T>(problem, H, count, work, to);
 
-    // As many columns of bv as a tile has: converted, they are still in L1 when they are used.
-    const T* bv = RowOf<T>(problem.bv, batch, first);
-    for (std::int64_t column = 0; column < E; column += kTileChunks * chunk) {
-      const std::int64_t columns = std::min(E - column, kTileChunks * chunk);
-      LoadRows(bv + column, problem.bv.row, count, columns, work.bv);
-      for (std::int64_t c = 0; c < ChunksOf(columns); ++c) {
-        std::fill(RowOf(work.bv, c, count), RowOf(work.bv, c, chunks * chunk), 0.0f);
-      }
-      const Panels out{to.out.data + column / chunk * to.out.panel, to.out.panel};
-      Multiply<Left::kStraight>(work.s, work.bv, H, chunks * chunk, ChunksOf(columns),
-                                AddToMatrix{out, first != tokens.begin, ahead});
+    std::int64_t column = 0;
+    for (; column + (kValueChunks - 1) * chunk < E; column += kValueChunks * chunk) {
+      AddValues<kValueChunks>(block, column, std::min(E - column, kValueChunks * chunk),
+                              first != tokens.begin, to.out, ahead);
     }
-  }
-  const DF d;
-  for (std::int64_t h = 0; h < H; ++h) {
-    float* sum = to.sum + h * kLanes;
-    hn::Store(hn::SumOfLanes(d, hn::Load(d, sum)), d, sum);
+    if constexpr (kValueChunks > 1) {
+      if (column < E) AddValues<1>(block, column, E - column, first != tokens.begin, to.out, ahead);
+    }
   }
 }
 
-inline void Merge(const Problem& problem, Range rows, const Partial& from, const Partial& to) {
+// exp(from − to), 1 where they are equal.
+HWY_INLINE VF Rescaling(float from, float to) {
   const DF d;
-  for (std::int64_t h = rows.begin; h < rows.end; ++h) {
-    const float max = std::max(from.max[h], to.max[h]);
-    const VF from_factor = Rescaling(from.max[h], max);
-    const VF to_factor = Rescaling(to.max[h], max);
-    const auto merge = [&](const float* a, float* b) ATTNOPS_INLINE_LAMBDA {
-      hn::Store(hn::MulAdd(hn::Load(d, b), to_factor, hn::Mul(hn::Load(d, a), from_factor)), d, b);
-    };
-    to.max[h] = max;
-    merge(from.sum + h * kLanes, to.sum + h * kLanes);
+  return ExpNoOverflow<Accuracy::kFloat32>(Pack<1>{{hn::Set(d, from - to)}}).v[0];
+}
+
+template <typename T>
+void Merge(const Problem& problem, std::int64_t heads, Range rows, const Partial& from,
+           const Partial& to) {
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    if (!HasHead<T>(row, heads)) continue;
+    const float max = std::max(from.max[row], to.max[row]);
+    const VF from_factor = Rescaling(from.max[row], max);
+    const VF to_factor = Rescaling(to.max[row], max);
+    to.max[row] = max;
+    to.sum[row] = from.sum[row] * hn::GetLane(from_factor) + to.sum[row] * hn::GetLane(to_factor);
     for (std::int64_t chunk = 0; chunk < ChunksOf(problem.E); ++chunk) {
-      merge(RowOf(from.out, chunk, h), RowOf(to.out, chunk, h));
-      merge(RowOf(from.out, chunk, h) + kLanes, RowOf(to.out, chunk, h) + kLanes);
+      float* at = RowOf(to.out, chunk, row);
+      StoreChunk(MulAdd(LoadChunk(at), Fill<2>(to_factor),
+                        Mul(LoadChunk(RowOf(from.out, chunk, row)), Fill<2>(from_factor))),
+                 at);
     }
   }
 }
@@ -249,8 +317,7 @@ inline void Merge(const Problem& problem, Range rows, const Partial& from, const
 inline void Copy(const Problem& problem, Range rows, const Partial& from, const Partial& to) {
   const auto size = static_cast<std::int64_t>(ChunkSize());
   std::copy(from.max + rows.begin, from.max + rows.end, to.max + rows.begin);
-  std::copy(from.sum + rows.begin * kLanes, from.sum + rows.end * kLanes,
-            to.sum + rows.begin * kLanes);
+  std::copy(from.sum + rows.begin, from.sum + rows.end, to.sum + rows.begin);
   for (std::int64_t chunk = 0; chunk < ChunksOf(problem.E); ++chunk) {
     std::copy_n(RowOf(from.out, chunk, rows.begin), rows.size() * size,
                 RowOf(to.out, chunk, rows.begin));
@@ -258,15 +325,17 @@ inline void Copy(const Problem& problem, Range rows, const Partial& from, const 
 }
 
 template <typename T>
-void Finish(const Problem& problem, std::int64_t batch, std::int64_t first, Range rows,
+void Finish(const Problem& problem, std::int64_t batch, Range heads, Range rows,
             const Partial& from) {
   T* out = static_cast<T*>(problem.out.data) + batch * problem.out.batch;
-  for (std::int64_t h = rows.begin; h < rows.end; ++h) {
-    T* row = out + (first + h) * problem.out.row;
-    const Chunk factor = Fill<2>(problem.value_scale / from.sum[h * kLanes]);
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    const auto h = static_cast<std::int64_t>(ElementAt<T>(static_cast<std::size_t>(row)));
+    if (h >= heads.size()) continue;
+    T* to = out + (heads.begin + h) * problem.out.row;
+    const Chunk factor = Fill<2>(problem.value_scale / from.sum[row]);
     ForEachChunk(problem.E,
                  [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-                   StoreChunkN(Mul(LoadChunk(RowOf(from.out, chunk, h)), factor), row + column, n);
+                   StoreChunkN(Mul(LoadChunk(RowOf(from.out, chunk, row)), factor), to + column, n);
                  });
   }
 }

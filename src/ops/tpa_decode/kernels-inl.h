@@ -19,10 +19,10 @@ template <typename T>
 Kernels KernelsOfType() {
   Kernels kernels;
   kernels.chunk = static_cast<std::int64_t>(ChunkSize());
-  kernels.tile_columns = kTileChunks * kernels.chunk;
+  kernels.tile_columns = kValueChunks * kernels.chunk;
   kernels.prepare = Prepare<T>;
   kernels.attend = Attend<T>;
-  kernels.merge = Merge;
+  kernels.merge = Merge<T>;
   kernels.copy = Copy;
   kernels.finish = Finish<T>;
   return kernels;

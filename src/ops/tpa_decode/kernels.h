@@ -8,9 +8,10 @@
 
 namespace attnops::tpa_decode {
 
-// Tokens whose scores are computed at a time: the sums of p·V stay in registers for a whole block,
-// and what a block needs fits into L2. A multiple of four chunks of any target.
-constexpr std::int64_t kBlock = 128;
+// Tokens whose scores and weights are computed at a time. Their weights and a tile's columns of bv
+// stay in L1, and the sums of p·V in registers for so many steps. A multiple of a chunk of any
+// target.
+constexpr std::int64_t kBlock = 64;
 
 // A (B,rows,features) tensor. Strides in elements.
 template <typename Pointer>
@@ -37,24 +38,23 @@ struct Range {
   std::int64_t size() const { return end - begin; }
 };
 
-// A worker's matrices: float32, columns of bq, q and bv in the type's storage order.
+// A worker's matrices: float32, columns of bq, q and bv, and heads, in the type's storage order.
 struct Workspace {
-  Panels aq;      // (heads, R), scaled
+  Panels aq;      // (R, heads), scaled, or (heads, R) if not through the rank
   Panels bq;      // (R, D)
-  Panels q;       // (heads, D)
-  Panels bk;      // (D, block): transposed
-  Panels ak, av;  // (heads, block): transposed, rows in storage order
-  Panels t;       // (R, block): bq·bkᵀ
-  Panels s;       // (heads, block): scores, then weights
+  Panels q;       // (heads, D), if not through the rank
+  Panels bk;      // (D, a chunk of tokens)
+  Panels t;       // (R or heads, block): bq·bkᵀ or q·bkᵀ
+  Panels s;       // (block, heads): scores, then weights
   Panels bv;      // (block, columns of a tile)
+  float* factor;  // of each head: what the sums before a block are multiplied by
 };
 
-// The softmax of some tokens, not divided by its sum: for each head the maximum m of the scores,
-// Σ exp(s−m), in as many parts as a vector has lanes or in the first of them, and
-// Σ exp(s−m)·av·bv.
+// The softmax of some tokens, not divided by its sum: for each head, in storage order, the maximum
+// m of the scores, Σ exp(s−m), and Σ exp(s−m)·av·bv.
 struct Partial {
   float* max;
-  float* sum;  // `lanes` for each head
+  float* sum;
   Panels out;  // (heads, E), columns in storage order
 };
 
@@ -67,12 +67,15 @@ struct Kernels {
   // The softmax of these tokens.
   void (*attend)(const Problem& problem, std::int64_t batch, Range heads, Range tokens,
                  const Workspace& work, const Partial& to);
-  // Adds the heads `rows` of one set of tokens to those of another.
-  void (*merge)(const Problem& problem, Range rows, const Partial& from, const Partial& to);
+  // Rows are places of heads in storage order, of which some may be without one.
+
+  // Adds the heads `rows`, of `heads`, of one set of tokens to those of another.
+  void (*merge)(const Problem& problem, std::int64_t heads, Range rows, const Partial& from,
+                const Partial& to);
   // Sets the heads `rows` of one partial result to those of another.
   void (*copy)(const Problem& problem, Range rows, const Partial& from, const Partial& to);
-  // Writes the heads `rows` of a partial result, which begins with head `first`, to the output.
-  void (*finish)(const Problem& problem, std::int64_t batch, std::int64_t first, Range rows,
+  // Writes those of `heads`, which the partial result is of, that have places `rows` to the output.
+  void (*finish)(const Problem& problem, std::int64_t batch, Range heads, Range rows,
                  const Partial& from);
 };
 

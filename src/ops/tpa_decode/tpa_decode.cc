@@ -37,6 +37,7 @@ constexpr std::int64_t kPartialBytes = std::int64_t{3} << 19;
 constexpr double kSerialWork = 5e5;
 // Fewer heads than this in a task would leave a register tile partly empty.
 constexpr std::int64_t kTaskHeads = 4;
+constexpr std::int64_t kPageFloats = 1024;
 
 void CheckInputs(const ConstTensorView& aq, const ConstTensorView& ak, const ConstTensorView& av,
                  const ConstTensorView& bq, const ConstTensorView& bk, const ConstTensorView& bv) {
@@ -125,29 +126,40 @@ class Call {
                                     DivideUp(problem_.H, kTaskHeads));
   }
 
-  // The split whose busiest thread has the least to do, in multiply-adds. What groups of heads
-  // share is done again in each: a product through the rank, and the conversion of bk and bv, which
-  // takes as long as so many multiply-adds for each feature. Pieces cost a part more, for merging,
-  // and more than one task costs waking a thread.
+  std::int64_t GroupSize(std::int64_t groups) const {
+    return RoundUp(DivideUp(problem_.H, groups), kTaskHeads);
+  }
+
+  // The split whose busiest thread has the least to do, in multiply-adds, or what takes as long.
+  // What groups of heads share is done again in each: a product through the rank, and the
+  // conversion of bk and bv. Scores and weights are computed for whole chunks of heads. Pieces cost
+  // a part more, for merging, and more than one task costs waking a thread.
   TpaSplit Choose() const {
-    constexpr double kConvertKey = 7, kConvertValue = 5, kMerging = 1.06;
+    constexpr double kConvertKey = 6, kConvertValue = 7, kExp = 16, kMerging = 1.06;
     const auto number = [](std::int64_t n) { return static_cast<double>(n); };
-    const double D = number(problem_.D), E = number(problem_.E);
-    const double H = number(problem_.H), R = number(problem_.R);
-    const double shared = (problem_.through_rank ? R * D : 0) + kConvertKey * D + kConvertValue * E;
-    const double own = H * (problem_.through_rank ? R : D) + H * E;
-    const auto cost = [&](std::int64_t tasks, std::int64_t tokens, double token) {
-      return number(DivideUp(tasks, workers_)) * number(tokens) * token +
+    const double D = number(problem_.D), E = number(problem_.E), R = number(problem_.R);
+    const bool through_rank = problem_.through_rank;
+    const double shared = (through_rank ? R * D : 0) + kConvertKey * D + kConvertValue * E;
+    const auto token = [&](std::int64_t heads) {
+      const double places = number(Places(heads));
+      return shared + places * kExp + (through_rank ? 2 * places * R : number(heads) * D) +
+             number(heads) * E;
+    };
+    const auto cost = [&](std::int64_t tasks, std::int64_t tokens, double of_token) {
+      return number(DivideUp(tasks, workers_)) * number(tokens) * of_token +
              (tasks > 1 ? kSerialWork : 0);
     };
     const std::int64_t groups = HeadGroups();
-    const double b = cost(problem_.B, problem_.M, shared + own);
-    const double bh = cost(problem_.B * groups, problem_.M, shared + own / number(groups));
+    const double b = cost(problem_.B, problem_.M, token(problem_.H));
+    const double bh = cost(problem_.B * groups, problem_.M, token(GroupSize(groups)));
     const double bn =
-        cost(problem_.B * pieces_, std::min(piece_, problem_.M), (shared + own) * kMerging);
+        cost(problem_.B * pieces_, std::min(piece_, problem_.M), token(problem_.H) * kMerging);
     if (b <= bh && b <= bn) return TpaSplit::kB;
     return bn <= bh ? TpaSplit::kBN : TpaSplit::kBH;
   }
+
+  // Of heads in storage order.
+  std::int64_t Places(std::int64_t heads) const { return RoundUp(heads, kernels_.chunk); }
 
   static std::size_t Bytes(std::int64_t floats) { return Scratch::Size<float>(floats); }
 
@@ -173,24 +185,31 @@ class Call {
 
   Workspace TakeWorkspace(Taker& take, std::int64_t heads) const {
     const std::int64_t D = problem_.D, R = problem_.R;
-    const std::int64_t padded_heads = RoundUp(heads, kernels_.chunk);
+    const bool through_rank = problem_.through_rank;
+    const std::int64_t places = Places(heads);
     Workspace work;
-    work.aq = take.Matrix(heads, R);
+    work.aq = through_rank ? take.Matrix(R, places) : take.Matrix(places, R);
     work.bq = take.Matrix(R, D);
-    work.q = take.Matrix(heads, problem_.through_rank ? 0 : D);
-    work.bk = take.Matrix(RoundUp(D, kernels_.chunk), kBlock);
-    work.ak = take.Matrix(padded_heads, kBlock);
-    work.av = take.Matrix(padded_heads, kBlock);
-    work.t = take.Matrix(R, problem_.through_rank ? kBlock : 0);
-    work.s = take.Matrix(heads, kBlock);
+    work.q = take.Matrix(places, through_rank ? 0 : D);
+    work.bk = take.Matrix(RoundUp(D, kernels_.chunk), kernels_.chunk);
+    work.t = take.Matrix(through_rank ? R : places, kBlock);
+    work.s = take.Matrix(kBlock, places);
+    // The first tile of values reads the weights of a token shortly after it has stored the
+    // converted bv of those before it. Addresses that agree in their last 12 bits would be taken
+    // for the same; so those of bv are a few rows behind.
+    const std::int64_t taken = Panels::Size(kBlock, places, kernels_.chunk);
+    const std::int64_t behind = 3 * kernels_.chunk;
+    take.Floats(RoundUp(taken + behind, kPageFloats) - behind - taken);
     work.bv = take.Matrix(kBlock, kernels_.tile_columns);
+    work.factor = take.Floats(places);
     return work;
   }
   Partial TakePartial(Taker& take, std::int64_t heads) const {
     Partial partial;
-    partial.max = take.Floats(heads);
-    partial.sum = take.Floats(heads * kernels_.chunk / 2);
-    partial.out = take.Matrix(heads, problem_.E);
+    const std::int64_t places = Places(heads);
+    partial.max = take.Floats(places);
+    partial.sum = take.Floats(places);
+    partial.out = take.Matrix(places, problem_.E);
     return partial;
   }
   std::size_t WorkspaceBytes(std::int64_t heads) const {
@@ -206,7 +225,7 @@ class Call {
 
   // A task is a batch and a group of heads: all pieces, one after the other.
   void ByHeads(std::int64_t groups) const {
-    const std::int64_t size = RoundUp(DivideUp(problem_.H, groups), kTaskHeads);
+    const std::int64_t size = GroupSize(groups);
     groups = DivideUp(problem_.H, size);
     const std::int64_t tasks = problem_.B * groups;
     const int workers = static_cast<int>(std::min<std::int64_t>(workers_, tasks));
@@ -230,13 +249,14 @@ class Call {
       const std::int64_t batch = task / groups;
       const std::int64_t first = task % groups * size;
       const Range heads{first, std::min(problem_.H, first + size)};
+      const Range rows{0, Places(heads.size())};
       kernels_.prepare(problem_, batch, heads, own.work);
       kernels_.attend(problem_, batch, heads, PieceAt(0), own.work, own.sum);
       for (std::int64_t i = 1; i < pieces_; ++i) {
         kernels_.attend(problem_, batch, heads, PieceAt(i), own.work, own.piece);
-        kernels_.merge(problem_, {0, heads.size()}, own.piece, own.sum);
+        kernels_.merge(problem_, heads.size(), rows, own.piece, own.sum);
       }
-      kernels_.finish(problem_, batch, first, {0, heads.size()}, own.sum);
+      kernels_.finish(problem_, batch, heads, rows, own.sum);
     });
   }
 
@@ -272,7 +292,7 @@ class Call {
   // the partials is the sum of a batch that began in an earlier wave, and becomes that of one that
   // goes on in the next.
   void MergeWave(Range wave, const std::vector<Partial>& partials) const {
-    const std::int64_t groups = DivideUp(problem_.H, kTaskHeads);
+    const std::int64_t groups = DivideUp(Places(problem_.H), kTaskHeads);
     const std::int64_t first_batch = wave.begin / pieces_;
     const std::int64_t batches = DivideUp(wave.end, pieces_) - first_batch;
     // Batches in their order: the first may read the last of the partials, the last one writes it.
@@ -283,16 +303,17 @@ class Call {
       std::int64_t i = begin;
       if (begin == batch * pieces_) sum = &partials[static_cast<std::size_t>(i++ - wave.begin)];
       for (; i < end; ++i) {
-        kernels_.merge(problem_, rows, partials[static_cast<std::size_t>(i - wave.begin)], *sum);
+        kernels_.merge(problem_, problem_.H, rows,
+                       partials[static_cast<std::size_t>(i - wave.begin)], *sum);
       }
       if (end == (batch + 1) * pieces_) {
-        kernels_.finish(problem_, batch, 0, rows, *sum);
+        kernels_.finish(problem_, batch, {0, problem_.H}, rows, *sum);
       } else if (sum != &partials.back()) {
         kernels_.copy(problem_, rows, *sum, partials.back());
       }
     };
     RunTasks(groups, workers_, [&](std::int64_t group, int) {
-      const Range rows{group * kTaskHeads, std::min(problem_.H, (group + 1) * kTaskHeads)};
+      const Range rows{group * kTaskHeads, std::min(Places(problem_.H), (group + 1) * kTaskHeads)};
       for (std::int64_t i = 0; i < batches; ++i) merge(first_batch + i, rows);
     });
   }
