@@ -2,6 +2,8 @@
 #include "src/simd/encoding/encoding.h"
 
 #include <algorithm>
+#include <atomic>
+#include <vector>
 
 #include "src/core/numeric.h"
 #include "src/core/parallel.h"
@@ -160,6 +162,9 @@ void RunColumns(const Work& work, const SequencePlan& plan, Pass pass,
   };
   const std::int64_t places = plan.pieces * groups;
   const std::int64_t parts = work.BatchParts(batches, places);
+  // Pieces that are done, for each group of heads and part of the batches. The task that does the
+  // last one merges them all: a parallel region of its own would cost waking the threads again.
+  std::vector<std::atomic<std::int64_t>> done(static_cast<std::size_t>(groups * parts));
   RunTasks(places * parts, work.workers, [&](std::int64_t task, int worker) {
     const std::int64_t part = task % parts;
     const std::int64_t group = task / parts % groups;
@@ -169,27 +174,33 @@ void RunColumns(const Work& work, const SequencePlan& plan, Pass pass,
     const std::int64_t begin = batch + batches * part / parts;
     const std::int64_t end = batch + batches * (part + 1) / parts;
     const EncodingColumns columns = columns_of(piece);
+    const auto for_each_column = [&](const auto& f) {
+      const EncodingRegion region = work.RegionOf(first, group, head, head_end, begin, end);
+      for (std::int64_t b = begin; b < end; ++b) {
+        for (std::int64_t h = region.head_begin; h < region.head_end; ++h) f(b, h);
+      }
+    };
+    for_each_column([&](std::int64_t b, std::int64_t h) {
+      kernels.start_columns(columns.At(b, h), work.PlainRow());
+    });
     AngleTable table{memory + worker * work.WorkerScratch(), 1, work.angles.width};
     for (std::int64_t block = first; block < last; ++block) {
       const EncodingRegion region = work.RegionOf(block, group, head, head_end, begin, end);
-      for (std::int64_t b = begin; b < end && block == first; ++b) {
-        for (std::int64_t h = region.head_begin; h < region.head_end; ++h) {
-          kernels.start_columns(columns.At(b, h), work.PlainRow());
-        }
-      }
       if (pass == Pass::kBackward) {
         table = work.FillTable(region, memory + worker * work.WorkerScratch());
       }
       kernels.add_columns[work.InPrefix(region)](work.problem, region, table, columns,
                                                  block == first);
     }
-  });
-  RunTasks(batches * (head_end - head), work.workers, [&](std::int64_t i, int) {
-    float* to = statistics + i * plan.column_size;
-    for (std::int64_t piece = 1; piece < plan.pieces; ++piece) {
-      kernels.merge_columns(to, to + piece * piece_size, work.PlainRow());
-    }
-    kernels.finish_columns(to, work.PlainRow());
+    auto& pieces_done = done[static_cast<std::size_t>(task % (groups * parts))];
+    if (pieces_done.fetch_add(1, std::memory_order_acq_rel) + 1 < plan.pieces) return;
+    for_each_column([&](std::int64_t b, std::int64_t h) {
+      float* to = columns_of(0).At(b, h);
+      for (std::int64_t i = 1; i < plan.pieces; ++i) {
+        kernels.merge_columns(to, columns_of(i).At(b, h), work.PlainRow());
+      }
+      kernels.finish_columns(to, work.PlainRow());
+    });
   });
   RunTasks(work.Blocks() * groups, work.workers, [&](std::int64_t task, int worker) {
     work.Apply(work.RegionOf(task / groups, task % groups, head, head_end, batch, batch + batches),
