@@ -200,7 +200,7 @@ HWY_INLINE void AddValues(const Block<T>& block, std::int64_t column, std::int64
       return hn::Load(DF(), RowOf(work.bv, i / 2, token) + i % 2 * kLanes);
     });
   };
-  // The first tile converts what it reads, for the others: stores cost nothing beside products.
+  // The first tile converts what it reads, for the others.
   const auto convert = [&](std::int64_t token) ATTNOPS_INLINE_LAMBDA {
     const T* row = bv + token * problem.bv.row;
     for (int i = 0; i < C; ++i) __builtin_prefetch(row + 16 * problem.bv.row + i * chunk, 0, 3);
