@@ -91,7 +91,7 @@ test-tsan: debs | $(REPORTS) ## several threads calling at once, under the threa
 
 .PHONY: test-python
 test-python: build test-debs | $(REPORTS) ## the Python tests, the documentation's programs and the layering test
-	@$(VENV_PYTHON) -m pytest tests/python --junitxml=$(REPORTS)/$@.xml
+	@$(VENV_PYTHON) -m pytest tests/python -n $(JOBS) --dist worksteal --junitxml=$(REPORTS)/$@.xml
 
 .PHONY: sanitize-tsan
 sanitize-tsan: debs

@@ -77,33 +77,25 @@ HWY_INLINE void TileOffsets(const Panels& a, std::size_t first, std::size_t rows
 template <int C>
 using Sums = Pack<2 * C * kTileRows>;
 
-// Adds `depth` steps to the sums. From one to the next, a moves by `step` floats and b by a
-// chunk.
-template <Left kLeft, int C, class Offsets>
-HWY_INLINE Sums<C> AddSteps(const float* HWY_RESTRICT a, const Offsets& offsets,
-                            const float* HWY_RESTRICT b, std::size_t b_panel, std::size_t depth,
-                            Sums<C> sums) {
+// The register tile of every product: adds `depth` steps to the sums of kRows rows and C chunks.
+// Step k takes a[offsets(row)] of each row, after which a moves by `step` floats, and the 2·C
+// vectors right(k).
+template <int kRows, int C, class Offsets, class Right>
+HWY_INLINE Pack<2 * C * kRows> AddSteps(const float* HWY_RESTRICT a, const Offsets& offsets,
+                                        std::size_t step, std::size_t depth, const Right& right,
+                                        Pack<2 * C * kRows> sums) {
   const DF d;
-  const std::size_t lanes = hn::Lanes(d);
-  const std::size_t step = kLeft == Left::kStraight ? 1 : 2 * lanes;
   for (std::size_t k = 0; k < depth; ++k) {
-    const Pack<2 * C> right = MakePack<2 * C>([&](int i) ATTNOPS_INLINE_LAMBDA {
-      return hn::Load(d, b + i / 2 * b_panel + i % 2 * lanes);
-    });
-    if constexpr (kLeft == Left::kTransposed) {
-      // Each step begins a line of a, which all its broadcasts would wait for.
-      __builtin_prefetch(a + kStepsAhead * step, 0, 3);
-    }
+    const Pack<2 * C> vectors = right(k);
     // One row after the other: all broadcasts first would need a register each.
-    ForEach<kTileRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
+    ForEach<kRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
       const VF left = hn::Set(d, a[offsets(row)]);
       ForEach<2 * C>([&](auto column) ATTNOPS_INLINE_LAMBDA {
         constexpr int i = decltype(row)::value * 2 * C + decltype(column)::value;
-        sums.v[i] = hn::MulAdd(left, right.v[decltype(column)::value], sums.v[i]);
+        sums.v[i] = hn::MulAdd(left, vectors.v[decltype(column)::value], sums.v[i]);
       });
     });
     a += step;
-    b += 2 * lanes;
   }
   return sums;
 }
@@ -127,6 +119,8 @@ HWY_INLINE Sums<C> MultiplyTile(const Panels& a, std::size_t first, std::size_t 
                                 const float* HWY_RESTRICT b, std::size_t b_panel, std::size_t depth,
                                 const Pause& pause) {
   const std::size_t chunk = ChunkSize();
+  const std::size_t lanes = hn::Lanes(DF());
+  const std::size_t step = kLeft == Left::kStraight ? 1 : chunk;
   const auto multiply = [&](const auto& offsets, const float* from) ATTNOPS_INLINE_LAMBDA {
     Sums<C> sums = Fill<2 * C * kTileRows>(0.0f);
     // A run of a straight left operand ends with its panel, or is a few panels.
@@ -137,8 +131,19 @@ HWY_INLINE Sums<C> MultiplyTile(const Panels& a, std::size_t first, std::size_t 
       if constexpr (kLeft == Left::kStraight) {
         FetchNextRows(a.data + first * chunk + k / chunk * static_cast<std::size_t>(a.panel));
       }
-      sums = AddSteps<kLeft, C>(from, offsets, b + k * chunk, b_panel, std::min(steps, depth - k),
-                                sums);
+      const float* HWY_RESTRICT rows_of_b = b + k * chunk;
+      sums = AddSteps<kTileRows, C>(
+          from, offsets, step, std::min(steps, depth - k),
+          [&](std::size_t i) ATTNOPS_INLINE_LAMBDA {
+            // Each step begins a line of a transposed a, which all its broadcasts would wait for.
+            if constexpr (kLeft == Left::kTransposed) {
+              __builtin_prefetch(from + (i + kStepsAhead) * step, 0, 3);
+            }
+            return MakePack<2 * C>([&](int v) ATTNOPS_INLINE_LAMBDA {
+              return hn::Load(DF(), rows_of_b + i * chunk + v / 2 * b_panel + v % 2 * lanes);
+            });
+          },
+          sums);
       from += kLeft == Left::kStraight ? static_cast<std::size_t>(a.panel) : steps * chunk;
     }
     return sums;

@@ -46,26 +46,18 @@ HWY_INLINE float* RowOf(const Panels& matrix, std::int64_t chunk, std::int64_t r
 template <int kRows, int C>
 using TileSums = Pack<2 * C * kRows>;
 
-// Adds `depth` steps to the sums of kRows rows and C chunks. The left operand's row i is i chunks
-// from `a` and its steps are neighbours, or, transposed, the other way round. right(k) gives the
-// 2·C vectors of a step.
+// A tile whose left operand's row i is i chunks from `a` and its steps are neighbours, or,
+// transposed, the other way round.
 template <Left kLeft, int kRows, int C, class Right>
 HWY_INLINE TileSums<kRows, C> MultiplySteps(const float* HWY_RESTRICT a, std::int64_t depth,
-                                            const Right& right, TileSums<kRows, C> sums) {
-  const DF d;
-  for (std::int64_t k = 0; k < depth; ++k) {
-    const Pack<2 * C> vectors = right(k);
-    ForEach<kRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
-      constexpr int r = decltype(row)::value;
-      const VF left = hn::Set(d, a[kLeft == Left::kStraight ? r * kMaxChunk : r]);
-      ForEach<2 * C>([&](auto column) ATTNOPS_INLINE_LAMBDA {
-        constexpr int i = r * 2 * C + decltype(column)::value;
-        sums.v[i] = hn::MulAdd(left, vectors.v[decltype(column)::value], sums.v[i]);
-      });
-    });
-    a += kLeft == Left::kStraight ? 1 : kMaxChunk;
-  }
-  return sums;
+                                            const Right& right, const TileSums<kRows, C>& sums) {
+  constexpr std::size_t kRow = kLeft == Left::kStraight ? kMaxChunk : 1;
+  constexpr std::size_t kStep = kLeft == Left::kStraight ? 1 : kMaxChunk;
+  return AddSteps<kRows, C>(
+      a, [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()) * kRow; },
+      kStep, static_cast<std::size_t>(depth),
+      [&](std::size_t k) ATTNOPS_INLINE_LAMBDA { return right(static_cast<std::int64_t>(k)); },
+      sums);
 }
 
 // Rows [first, first+kScoreRows) of a·b, a of `depth` columns and b of one chunk.
