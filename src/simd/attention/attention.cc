@@ -242,10 +242,7 @@ class Run {
       const Stage& stage = operand->stage;
       direct = direct && stage.IsDirect();
       row = std::max(row, ColumnsSize(*operand));
-      if (!stage.encodes) continue;
-      // A run of tokens writes one row behind it.
-      keeps_table_ = pass == Pass::kBackward;
-      table = (stage.angles.block + 1 + (keeps_table_ ? kBlock : 0)) * stage.angles.RowSize();
+      if (stage.encodes) table = (stage.angles.block + 1) * stage.angles.RowSize();
     }
     gradient_size_ =
         pass == Pass::kBackward && !direct ? BlockSize(std::max(inner_, problem_.E)) : 0;
@@ -289,7 +286,6 @@ class Run {
     blocks.gradient = {gradients_ + worker * gradient_size_, panel};
     blocks.gate = {gates_ + worker * gate_size_, panel};
     blocks.table = tables_ + worker * table_size_;
-    blocks.table_is_kept = keeps_table_;
     blocks.rows = rows_ + worker * rows_size_;
     return blocks;
   }
@@ -475,7 +471,6 @@ class Run {
   float* tables_ = nullptr;
   float* rows_ = nullptr;
   std::int64_t gradient_size_ = 0, gate_size_ = 0, table_size_ = 0, rows_size_ = 0;
-  bool keeps_table_ = false;
   std::array<float*, kOperands> columns_{};
   std::array<float*, kOperands> means_{};
 };

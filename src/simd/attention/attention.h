@@ -86,10 +86,8 @@ struct Blocks {
   // kBlock rows: of the inner features, of E, of whichever is more for a gradient that comes from
   // a product, and of the gate in the backward. The latter two are there if a stage needs them.
   Panels d, e, gradient, gate;
-  // For stages: angles, of a block's tokens if the gradient will need them again, else of a few,
-  // which stay in L1; and the rows of a softmax over the features.
+  // For stages: the angles of a few tokens, and the rows of a softmax over the features.
   float* table = nullptr;
-  bool table_is_kept = false;
   float* rows = nullptr;
   // Softmax over the sequence, by the operand's index: rows of shifts, scales and means, and
   // where the pass that finds the means adds them up.

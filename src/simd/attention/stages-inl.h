@@ -344,12 +344,10 @@ HWY_NOINLINE void DecodeRows(const StageShape& shape, const Panels& block, std::
 }
 
 // f(row, rows, cos) for runs of the tokens [first, first + count) that have their angles at `cos`,
-// or no position, or are all of them where nothing is encoded. `fills`: whether the angles are
-// computed or still in a kept table.
+// or no position, or are all of them where nothing is encoded.
 template <class F>
 HWY_INLINE void ForEachRun(const Problem& problem, const Stage& stage, Head head,
-                           std::int64_t first, std::int64_t count, const Blocks& blocks, bool fills,
-                           const F& f) {
+                           std::int64_t first, std::int64_t count, float* table, const F& f) {
   if (!stage.encodes) return f(0, count, nullptr);
   const Angles& angles = stage.angles;
   const std::int64_t angle_row = angles.rows == 1 ? 0 : head.head;
@@ -358,8 +356,7 @@ HWY_INLINE void ForEachRun(const Problem& problem, const Stage& stage, Head head
     const bool placed = token >= stage.prefix;
     const std::int64_t most = placed ? count - row : std::min(count - row, stage.prefix - token);
     const std::int64_t rows = std::min(angles.block, most);
-    float* table = blocks.table + (blocks.table_is_kept ? row * angles.RowSize() : 0);
-    if (placed && fills) {
+    if (placed) {
       problem.fill_table(angles, angle_row, angle_row + 1, token - stage.prefix, rows, table);
     }
     f(row, rows, placed ? table : nullptr);
@@ -376,7 +373,7 @@ void LoadOperand(const Problem& problem, const Operand& operand, Head head, std:
   const Rows<const T> x = RowsOf<T>(operand.x, head, first);
   if (stage.IsDirect()) return LoadRows(x.data, x.stride, count, stage.part, to);
   const StageShape shape(stage);
-  ForEachRun(problem, stage, head, first, count, blocks, true,
+  ForEachRun(problem, stage, head, first, count, blocks.table,
              [&](std::int64_t row, std::int64_t rows, const float* cos) HWY_ATTR {
                const Panels at{to.data + row * static_cast<std::int64_t>(ChunkSize()), to.panel};
                Activate<T>(operand, {x[row], x.stride}, rows, blocks, at);
@@ -389,8 +386,7 @@ void LoadOperand(const Problem& problem, const Operand& operand, Head head, std:
              });
 }
 
-// The gradient of those rows from that of the block, which is used up. The table is that of the
-// rows: of the operands of a pass only one is encoded.
+// The gradient of those rows from that of the block, which is used up.
 template <typename T>
 void StoreOperandGradient(const Problem& problem, const Operand& operand, Goal goal, Head head,
                           std::int64_t first, std::int64_t count, const Blocks& blocks,
@@ -399,7 +395,7 @@ void StoreOperandGradient(const Problem& problem, const Operand& operand, Goal g
   const Rows<const T> x = RowsOf<T>(operand.x, head, first);
   const Rows<T> dx = RowsOf<T>(operand.dx, head, first);
   const StageShape shape(stage);
-  ForEachRun(problem, stage, head, first, count, blocks, true,
+  ForEachRun(problem, stage, head, first, count, blocks.table,
              [&](std::int64_t row, std::int64_t rows, const float* cos) HWY_ATTR {
                const Panels at{gradient.data + row * static_cast<std::int64_t>(ChunkSize()),
                                gradient.panel};
