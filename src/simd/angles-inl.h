@@ -102,7 +102,7 @@ void FillTurns(const Theta* theta, std::int64_t row_stride, std::int64_t count,
 inline void FillSteps(const Angles& angles, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     for (std::int64_t row = 0; row < angles.rows; ++row) {
-      float* cos = angles.steps + (i * angles.rows + row) * angles.RowSize();
+      float* cos = angles.Step(row, i);
       for (std::int64_t j = 0; j < angles.width; j += hn::Lanes(DF())) {
         StoreSinCos(ExactSinCos(angles, row, j, i), cos + j, angles.width);
       }
@@ -185,9 +185,7 @@ HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, std::int64_t
       const auto at_token = [&](std::int64_t i) HWY_ATTR {
         return AddAngles(from, of_axes([&](int axis) HWY_ATTR {
                            const std::int64_t at = step[axis] + (axis == last_axis ? i : 0);
-                           return LoadSinCos(
-                               angles.steps + (at * angles.rows + row) * angles.RowSize() + j,
-                               width);
+                           return LoadSinCos(angles.Step(row, at) + j, width);
                          }));
       };
       float* cos = to + done * stride + j;
@@ -206,13 +204,13 @@ HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, std::int64_t
 HWY_INLINE void FillLineRow(const Angles& angles, std::int64_t row, std::int64_t first,
                             std::int64_t tokens, float* to, std::int64_t stride) {
   const std::int64_t width = angles.width;
-  const std::int64_t step_stride = angles.rows * angles.RowSize();
+  const std::int64_t row_size = angles.RowSize();
   for (std::int64_t j = 0; j < width; j += hn::Lanes(DF())) {
     const SinCos base = ExactSinCos(angles, row, j, angles.offset + first);
-    const float* step = angles.steps + row * angles.RowSize() + j;
+    const float* step = angles.Step(row, 0) + j;
     StoreSinCos(base, to + j, width);
     for (std::int64_t i = 1; i < tokens; ++i) {
-      StoreSinCos(AddAngles(base, LoadSinCos(step + i * step_stride, width)), to + j + i * stride,
+      StoreSinCos(AddAngles(base, LoadSinCos(step + i * row_size, width)), to + j + i * stride,
                   width);
     }
   }

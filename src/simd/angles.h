@@ -31,13 +31,16 @@ struct Angles {
   // Computed on the fly:
   std::uint32_t* turns = nullptr;  // (rows, 2, width): theta / 2π, its bits below 2^-32 second
   float* poison = nullptr;         // (rows, width): NaN where theta is not finite, else 0
-  float* steps = nullptr;          // (block, rows, 2, width): cos and sin of i·theta
+  float* steps = nullptr;          // (rows, block, 2, width): cos and sin of i·theta
   // Or read from a table (rows, Σ shape, per_axis, 2), whose data is null if the grid is empty:
   bool from_table = false;
   const float* table = nullptr;
   std::int64_t table_row = 0, table_index = 0;  // its strides
 
   std::int64_t RowSize() const { return 2 * width; }
+  float* Step(std::int64_t row, std::int64_t i) const {
+    return steps + (row * block + i) * RowSize();
+  }
   int axes() const { return shape.rank(); }
   int AxisOf(std::int64_t angle) const {
     return static_cast<int>(std::min<std::int64_t>(angle / per_axis, axes() - 1));

@@ -44,9 +44,10 @@ HWY_INLINE void StorePanels(const Pack<2 * K>& pack, const Panels& to, std::int6
 // K chunks, of n elements together, to a row of a tensor. A kept KV may have NaNs of any payload.
 template <int K, typename T>
 HWY_INLINE void StoreGradient(const Pack<2 * K>& pack, T* to, std::size_t n) {
-  const std::size_t size = ChunkSize();
-  for (int i = 0; i < K; ++i, to += size, n -= size) {
-    StoreChunkN<Payload::kAny>({{pack.v[2 * i], pack.v[2 * i + 1]}}, to, std::min(n, size));
+  if constexpr (K > 1) {
+    StoreChunks<K, Payload::kAny>(pack, to);
+  } else {
+    StoreChunkN<Payload::kAny>(pack, to, n);
   }
 }
 
