@@ -112,9 +112,9 @@ def machine(results: Results) -> str:
     return ", ".join([*parts, e["date"][:10]])
 
 
-def summary(results: Results) -> str:
+def summary(tables: dict[str, view.Data]) -> str:
     """A line for each operator and pass."""
-    found = view.summary(results.tables)
+    found = view.summary(tables)
     frame = pd.DataFrame(
         {
             "operator": [f"`{name}`" for name in found["operator"]],
@@ -148,7 +148,11 @@ def main(directories: list[str], root: Path = ROOT) -> None:
             parts += operator_part(run, name, root / "docs" / "images", suffix)
     replace(root / "docs" / "performance.md", "\n\n".join(parts))
     first = runs[0]
-    replace(root / "README.md", f"{README_TEXT}\n\n{summary(first)}\n\n{machine(first)}.")
+    tables: dict[str, view.Data] = {}
+    for run in runs:  # of a table that several have, the first is taken
+        if run.environment["cpu"] == first.environment["cpu"]:
+            tables = {**run.tables, **tables}
+    replace(root / "README.md", f"{README_TEXT}\n\n{summary(tables)}\n\n{machine(first)}.")
 
 
 if __name__ == "__main__":
