@@ -21,10 +21,11 @@ from attnops.bench.results import Results
 ROOT = Path(__file__).resolve().parent.parent
 README_TEXT = """\
 Against the best of the PyTorch forms (eager and compiled, in the tensors' type and upcast to
-float32), which run with memory kept by malloc; over all tables and sizes of the run, means
-geometric. The limit is the time that the machine's copy bandwidth or its multiply-adds allow.
-Memory is that of the leanest PyTorch form over that of attnops, inputs included. The last column
-is the first, fused against PyTorch, in the published figures of a GPU."""
+float32), which run with memory kept by malloc; over the tables and sizes of docs/performance.md,
+means geometric. The limit is the time that the machine's copy bandwidth or its multiply-adds
+allow.
+Memory, where it was measured, is that of the leanest PyTorch form over that of attnops, inputs
+included. The last column is the first, fused against PyTorch, in the published figures of a GPU."""
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -126,7 +127,7 @@ def summary(tables: dict[str, view.Data]) -> str:
             published.machine(): found["there"].map(times),
         }
     )
-    return markdown(frame)
+    return markdown(frame.loc[:, (frame != "").any()])  # without what was not measured
 
 
 def replace(path: Path, text: str) -> None:
