@@ -237,10 +237,10 @@ def test_a_half_done_row_is_measured_again(fake_workers):
     path.write_text(json.dumps(document))
     workers = fake_workers()
     assert cli.main(["--resume", "out"]) == 0
-    # Columns that take turns are timed together; memory has a process per column.
+    # Memory is first and has a process per column; columns that take turns are timed together.
     assert [job["rows"] for job in workers.jobs] == [
-        [{"n": 16, "columns": ["attnops", "to"]}],
         [{"n": 16, "columns": ["to"]}],
+        [{"n": 16, "columns": ["attnops", "to"]}],
     ]
 
 

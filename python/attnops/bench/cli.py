@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from attnops.bench import compare, environment, report
 from attnops.bench.results import BadResults, Results, link_latest
-from attnops.bench.runner import Runner, Settings
+from attnops.bench.runner import Runner, Settings, columns_of
 from attnops.bench.selection import QUICK, Selection, select
 from attnops.bench.tables import DEFAULT_BATCH, DTYPES, Table, operators
 
@@ -144,7 +144,17 @@ def _peers(args: argparse.Namespace, tables: list[Table]) -> tuple[str, ...] | N
 
 
 def _sizes(args: argparse.Namespace, table: Table) -> list[int]:
-    return sorted(args.sizes or (table.sizes if args.full else table.quick_sizes))
+    sizes = sorted(args.sizes or (table.sizes if args.full else table.quick_sizes))
+    # Memory grows with the size and no more, and every column of it starts a process.
+    alone = table.kind == "memory" and not (args.sizes or args.full)
+    return sizes[-1:] if alone else sizes
+
+
+def _in_order(tables: list[Table]) -> list[Table]:
+    """An operator's memory first: several of its columns compile at once, and the compiler's
+    cache has them for the timed ones, which compile one by one."""
+    operators_ = list(dict.fromkeys(t.operator for t in tables))
+    return sorted(tables, key=lambda t: (operators_.index(t.operator), t.kind != "memory"))
 
 
 def _resumed(args: argparse.Namespace) -> tuple[argparse.Namespace, Results]:
@@ -206,8 +216,10 @@ def _measure(
     with tqdm(bar_format=form, dynamic_ncols=True, mininterval=interval) as bar:
         runner = Runner(settings, results, bar.update)
         bar.reset(total=sum(runner.left(t, _sizes(args, t)) for t in tables))
+        for table in tables:  # as they are shown
+            results.begin(table, columns_of(table, settings.peers))
         try:
-            for table in tables:
+            for table in _in_order(tables):
                 bar.set_description_str(table.id)
                 interrupted = False
                 try:
