@@ -182,11 +182,18 @@ def test_memory_cells_have_a_time_budget(monkeypatch):
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(measure, "_peak", lambda operator, case, column: {"value": 1.0})
     job = {**speed_job(["to"]), "kind": "memory", "mode": "memory", "cell_seconds": 150.0}
-    events: list[dict] = []
-    job["rows"] = [{"n": n, "columns": ["to"]} for n in (16, 32)]
-    worker.run(job, events.append)
-    cells = [e["cell"] for e in events if e["event"] == "cell"]
-    assert cells == [{"value": 1.0}, {"budget": "~190 s > 150 s"}]
+
+    def cells(sizes: tuple[int, ...], per_byte: float) -> list[dict]:
+        events: list[dict] = []
+        rows = [{"n": n, "columns": ["to"]} for n in sizes]
+        worker.run({**job, "rows": rows, "per_byte": per_byte}, events.append)
+        return [e["cell"] for e in events if e["event"] == "cell"]
+
+    first, second = cells((16, 32), 0.0)
+    assert first["value"] == 1.0
+    assert second == {"budget": "~190 s > 150 s"}
+    # Another process knows what the smaller size took.
+    assert cells((32,), first["per_byte"]) == [second]
 
 
 def test_a_worker_that_hangs_is_ended(monkeypatch):

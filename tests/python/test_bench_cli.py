@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from attnops.bench import cli, published, report, selection
+from attnops.bench.operators.flao import KEEPS
 from attnops.bench.results import Results
 from attnops.bench.tables import all_tables, operators
 
@@ -242,6 +244,19 @@ def test_a_half_done_row_is_measured_again(fake_workers):
         [{"n": 16, "columns": ["to"]}],
         [{"n": 16, "columns": ["attnops", "to"]}],
     ]
+
+
+def test_memory_that_no_policy_changes_is_measured_once(fake_workers):
+    workers = fake_workers()
+    only = ["--only", "flao-memory-fwd-*", "--peers", "lao_to,flao_to", "--sizes", "16"]
+    assert cli.main([*only, "--output", "out"]) == 0
+    jobs = Counter((job["options"]["keep"], job["rows"][0]["columns"][0]) for job in workers.jobs)
+    assert jobs == Counter(
+        [("none", "lao_to"), *((k, c) for k in KEEPS for c in ("attnops", "flao_to"))]
+    )
+    document = json.loads(Path("out/results.json").read_text())
+    for table in document["tables"].values():
+        assert set(table["rows"]["16"]["cells"]) == {"attnops", "lao_to", "flao_to"}
 
 
 def test_another_machine_cannot_go_on(capsys, fake_workers):

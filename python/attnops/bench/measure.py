@@ -24,7 +24,7 @@ MIN_SAMPLE_SECONDS = 0.02
 MIN_ROUNDS = 3
 # Of a cell's seconds: for the timed rounds and those before, unless the fewest take longer. A full
 # run has some thousand cells, most of them far from their limit.
-TIMED_SHARE, WARMUP_SHARE = 0.03, 0.03
+TIMED_SHARE, WARMUP_SHARE = 0.03, 0.02
 # In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
 SETTLED_FAULTS = 256
@@ -148,7 +148,7 @@ def _warm_up(
     starting: Callable[[Column], None],
     emit: Callable[[Column, Cell], None],
 ) -> dict[str, float]:
-    """At least two rounds, and in kept mode until memory is reused; seconds by column.
+    """Two rounds, one if they are long, and in kept mode until memory is reused; seconds by column.
 
     Columns that turn out to be over the budget are emitted and removed.
     """
@@ -160,7 +160,7 @@ def _warm_up(
             seconds[timed.column.name] = timed.sample()
         settled = not kept or all(t.faults_per_call < SETTLED_FAULTS for t in columns)
         late = time.perf_counter() - began > WARMUP_SHARE * budget * len(columns)
-        if turn > 0 and (settled or late):
+        if late or (turn > 0 and settled):
             break
     for timed in list(columns):
         if over := over_time(timed.wall * MIN_ROUNDS, budget):
@@ -184,8 +184,8 @@ def _admit(
     admitted = []
     for column in columns:
         needed = operator.peak_bytes(case, column) * FRAGMENTATION
-        # The check, two rounds before the timed ones, and the fewest of those.
-        seconds = expected.get(column.name, 0.0) * (MIN_ROUNDS + 3)
+        # The check, a round before the timed ones, and the fewest of those.
+        seconds = expected.get(column.name, 0.0) * (MIN_ROUNDS + 2)
         over = over_memory(needed, job["memory"]) or over_time(seconds, job["cell_seconds"])
         if over:
             emit(column, over)
@@ -316,7 +316,7 @@ def _peak(operator: Operator, case: Case, column: Column) -> Cell:
 def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
     """Rows of one column of a memory table, sizes ascending."""
     by_name = {c.name: c for c in operator.columns}
-    per_byte = 0.0
+    per_byte = job["per_byte"]  # of a smaller size
     for row in job["rows"]:
         case = case_at(row["n"])
         column = by_name[row["columns"][0]]
@@ -335,4 +335,5 @@ def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Cas
             # Compiling is in it, so only a size that took longer than that foretells the next.
             seconds = time.perf_counter() - began
             per_byte = (seconds - COMPILE_SECONDS) / moved
+            cell["per_byte"] = per_byte
         emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})

@@ -82,6 +82,28 @@ class Results:
         rows = self.tables.get(table.id, {"rows": {}})["rows"]
         return n in rows and all(mode in rows[n]["cells"].get(c, {}) for c in columns)
 
+    def borrow(self, table: Table, column: Column, sizes: list[int]) -> None:
+        """Memory of a column from a table that differs in nothing that matters to it."""
+
+        def same(data: dict[str, Any]) -> bool:
+            kept = {k: v for k, v in data["options"].items() if k not in column.regardless}
+            wanted = {k: v for k, v in table.options.items() if k not in column.regardless}
+            keys = ("operator", "kind", "direction", "dtype")
+            return kept == wanted and all(data[key] == getattr(table, key) for key in keys)
+
+        for data in [data for data in self.tables.values() if same(data)]:
+            for n in sizes:
+                cell = data["rows"].get(n, {"cells": {}})["cells"].get(column.name, {})
+                if "memory" in cell:
+                    self.add(table, n, column.name, "memory", cell["memory"])
+
+    def per_byte(self, table: Table, n: int, column: str) -> float:
+        """Seconds that the memory of the next smaller size took, a byte; 0 if it is not there."""
+        rows = self.tables[table.id]["rows"]
+        smaller = max((size for size in rows if size < n), default=None)
+        cells = rows[smaller]["cells"] if smaller is not None else {}
+        return cells.get(column, {}).get("memory", {}).get("per_byte", 0.0)
+
     def add(self, table: Table, n: int, column: str, mode: str, cell: dict[str, Any]) -> None:
         self._row(table, n)["cells"].setdefault(column, {})[mode] = cell
         if table.kind == "memory":

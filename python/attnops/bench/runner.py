@@ -177,6 +177,8 @@ class Runner:
             ]
             job = self._job(table, mode, rows)
             job["cell_seconds"] *= at_once  # they share the processors
+            if table.kind == "memory":
+                job["per_byte"] = self._results.per_byte(table, *left[0])
             problem = self._workers.run(job, on_event, keep=keep)
             if problem is None or problem == STOPPED:
                 return
@@ -209,13 +211,25 @@ class Runner:
 
     def _memory(self, table: Table, sizes: list[int], columns: list[Column]) -> None:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        fitting = free // (2 * self._peak(table, sizes))  # the estimates are rough
-        at_once = max(1, min(MOST_AT_ONCE, os.cpu_count() or 1, fitting))
 
+        def fitting(n: int) -> int:
+            most = free // (2 * self._peak(table, [n]))  # the estimates are rough
+            return max(1, min(MOST_AT_ONCE, os.cpu_count() or 1, most))
+
+        for at_once, group in groupby(sizes, key=fitting):
+            self._memory_of(table, list(group), columns, at_once)
+        self._results.save()
+
+    def _memory_of(
+        self, table: Table, sizes: list[int], columns: list[Column], at_once: int
+    ) -> None:
         def measure(column: Column) -> float:
             rows = self._missing(table, sizes, [column], "memory")
+            done = sum(weight(table, row["n"], column) for row in rows)
+            self._results.borrow(table, column, [row["n"] for row in rows])
+            rows = self._missing(table, sizes, [column], "memory")
             self._run_rows(table, "memory", rows, at_once=at_once)
-            return sum(weight(table, row["n"], column) for row in rows)
+            return done
 
         with ThreadPoolExecutor(at_once) as pool:
             try:
@@ -224,4 +238,3 @@ class Runner:
             except KeyboardInterrupt:
                 self._workers.stop()  # or the pool would wait for them
                 raise
-        self._results.save()

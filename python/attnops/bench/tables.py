@@ -23,12 +23,16 @@ DEFAULT_BATCH = 12
 
 @dataclass(frozen=True)
 class Column:
-    """One implementation. Only the role `peer` can be the best peer; `extra` is shown beside it."""
+    """One implementation. Only the role `peer` can be the best peer; `extra` is shown beside it.
+
+    `regardless` are the table's options that make no difference to it.
+    """
 
     name: str
     role: Role
     kinds: tuple[Kind, ...] = ("speed", "memory")
     compiled: bool = False
+    regardless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

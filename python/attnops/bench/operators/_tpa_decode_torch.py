@@ -10,6 +10,7 @@ import torch
 import attnops
 from attnops.bench import reference
 from attnops.bench.operators.tpa_decode import DIM, HEADS, RANK
+from attnops.bench.random_inputs import normal
 from attnops.bench.tables import SEED, Case, Checker, Column, Inputs
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -30,7 +31,7 @@ def inputs(case: Case) -> Inputs:
         (b, m, DIM),
     ]
     dtype = DTYPES[case.dtype]
-    args = tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
+    args = tuple(normal(shape, dtype, generator) for shape in shapes)
     return Inputs(args, (), None)
 
 
