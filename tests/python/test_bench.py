@@ -283,7 +283,7 @@ class DyingWorkers:
 
 def test_a_dead_worker_costs_one_cell(tmp_path):
     results = Results(tmp_path, {})
-    settings = Settings(threads=1, rounds=1, cell_seconds=1.0, plain=False, peers=("to", "to_up"))
+    settings = Settings(threads=1, rounds=1, cell_seconds=1.0, plain=0, peers=("to", "to_up"))
     runner = Runner(settings, results, lambda weight: None)
     runner._workers = DyingWorkers()
     table = OPERATOR.tables(12, "bf16")[0]

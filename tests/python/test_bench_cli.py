@@ -259,6 +259,13 @@ def test_memory_that_no_policy_changes_is_measured_once(fake_workers):
         assert set(table["rows"]["16"]["cells"]) == {"attnops", "lao_to", "flao_to"}
 
 
+def test_the_quick_set_takes_the_largest_size_for_what_takes_long(fake_workers):
+    workers = fake_workers()
+    assert cli.main(["--only", "lrpe_rotate-*-fwd-*-act_none-*", "--peers", "to"]) == 0
+    sizes = {job["mode"]: [row["n"] for row in job["rows"]] for job in workers.jobs}
+    assert sizes == {"memory": [2048], "kept": [512, 2048], "plain": [2048]}
+
+
 def test_another_machine_cannot_go_on(capsys, fake_workers):
     fake_workers()
     assert cli.main([*ONE, *SMALL, "--output", "out"]) == 0

@@ -143,11 +143,14 @@ def _peers(args: argparse.Namespace, tables: list[Table]) -> tuple[str, ...] | N
     return args.peers
 
 
+def _is_quick(args: argparse.Namespace) -> bool:
+    return not (args.sizes or args.full)
+
+
 def _sizes(args: argparse.Namespace, table: Table) -> list[int]:
     sizes = sorted(args.sizes or (table.sizes if args.full else table.quick_sizes))
     # Memory grows with the size and no more, and every column of it starts a process.
-    alone = table.kind == "memory" and not (args.sizes or args.full)
-    return sizes[-1:] if alone else sizes
+    return sizes[-1:] if table.kind == "memory" and _is_quick(args) else sizes
 
 
 def _in_order(tables: list[Table]) -> list[Table]:
@@ -258,7 +261,7 @@ def _run(argv: list[str]) -> int:
         threads=args.threads,
         rounds=args.rounds or (FULL_ROUNDS if args.full else QUICK_ROUNDS),
         cell_seconds=CELL_SECONDS,
-        plain=not args.no_plain,
+        plain=0 if args.no_plain else 1 if _is_quick(args) else sys.maxsize,
         peers=_peers(args, tables),
     )
     results = results or _started(args)

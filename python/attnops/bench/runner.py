@@ -27,7 +27,8 @@ class Settings:
     threads: int
     rounds: int
     cell_seconds: float
-    plain: bool
+    # How many of a table's sizes, the largest, are also timed in a plain process.
+    plain: int
     # Names of the peers wanted; None for all, empty for attnops alone.
     peers: tuple[str, ...] | None
 
@@ -93,7 +94,7 @@ class Runner:
         total = sum(weight(table, row["n"], c) for row in kept for c in columns)
         if self._settings.plain:
             own = own_column(columns)
-            plain = self._missing(table, sizes, [own], "plain")
+            plain = self._missing(table, sizes[-self._settings.plain :], [own], "plain")
             total += sum(plain_weight(table, row["n"], own) for row in plain)
         return total
 
@@ -197,7 +198,7 @@ class Runner:
         if not self._settings.plain:
             return
         own = own_column(columns)
-        rows = self._missing(table, sizes, [own], "plain")
+        rows = self._missing(table, sizes[-self._settings.plain :], [own], "plain")
         for row in rows:
             best = self._results.best_peer(table, row["n"])
             row["columns"] = [own.name, best] if best else [own.name]
