@@ -266,8 +266,9 @@ def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
 class DyingWorkers:
     """Stands for workers of which the first dies in the column `to`."""
 
-    def __init__(self):
+    def __init__(self, signal: str):
         self.jobs = []
+        self.reason = f"worker ended by {signal}"
 
     def run(self, job, on_event, keep):
         self.jobs.append(job)
@@ -275,24 +276,29 @@ class DyingWorkers:
             for column in row["columns"]:
                 on_event({"event": "start", "n": row["n"], "column": column})
                 if column == "to" and len(self.jobs) == 1:
-                    return "worker ended by SIGKILL (out of memory?)"
+                    return self.reason
                 cell = {"value": 1.0}
                 on_event({"event": "cell", "n": row["n"], "column": column, "cell": cell})
         return None
 
 
-def test_a_dead_worker_costs_one_cell(tmp_path):
+@pytest.mark.parametrize(
+    ("signal", "at_fault"),
+    [("SIGSEGV", "to"), ("SIGKILL (out of memory?)", "to_up")],  # to_up takes the most memory
+)
+def test_a_dead_worker_costs_one_cell(tmp_path, signal, at_fault):
     results = Results(tmp_path, {})
     settings = Settings(threads=1, rounds=1, cell_seconds=1.0, plain=0, peers=("to", "to_up"))
     runner = Runner(settings, results, lambda weight: None)
-    runner._workers = DyingWorkers()
+    runner._workers = DyingWorkers(signal)
     table = OPERATOR.tables(12, "bf16")[0]
     runner.run(table, [16, 32])
     frame = results.frame(table)
+    other = {"to": "to_up", "to_up": "to"}[at_fault]
     assert frame["attnops"].tolist() == [1.0, 1.0]
-    assert frame["to"].tolist() == ["error", 1.0]
-    assert frame["to_up"].tolist() == [1.0, 1.0]
-    assert runner._workers.jobs[1]["rows"][0] == {"n": 16, "columns": ["to_up"]}
+    assert frame[at_fault].tolist() == ["error", 1.0]
+    assert frame[other].tolist() == [1.0, 1.0]
+    assert runner._workers.jobs[1]["rows"][0] == {"n": 16, "columns": [other]}
 
 
 def test_end_to_end(tmp_path, capsys):

@@ -24,6 +24,7 @@ KEPT = {
     "MALLOC_TOP_PAD_": str(1 << 30),
 }
 STOPPED = "stopped"
+OUT_OF_MEMORY = " (out of memory?)"
 
 
 def environment(mode: str) -> dict[str, str]:
@@ -94,7 +95,7 @@ class Worker:
             return self._overdue
         if returncode < 0:
             name = signal.Signals(-returncode).name
-            return f"worker ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+            return f"worker ended by {name}" + (OUT_OF_MEMORY if name == "SIGKILL" else "")
         self._errors.seek(0)
         lines = self._errors.read().strip().splitlines()
         return f"worker failed: {lines[-1] if lines else f'exit code {returncode}'}"

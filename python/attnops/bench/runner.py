@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from attnops.bench.processes import STOPPED, Workers
+from attnops.bench.processes import OUT_OF_MEMORY, STOPPED, Workers
 from attnops.bench.results import Results
 from attnops.bench.tables import Case, Column, Table, operators
 
@@ -183,9 +183,28 @@ class Runner:
             problem = self._workers.run(job, on_event, keep=keep)
             if problem is None or problem == STOPPED:
                 return
-            # Nothing started: the worker itself cannot run, and would not for the other cells.
-            for n, column in [cell for cell in started if cell in left] or list(left):
+            for n, column in self._at_fault(table, problem, started, left):
                 finish(n, column, {"error": problem})
+
+    def _at_fault(
+        self,
+        table: Table,
+        problem: str,
+        started: list[tuple[int, str]],
+        left: list[tuple[int, str]],
+    ) -> list[tuple[int, str]]:
+        """The cell in which a worker died. If memory ran out, it is the greediest of the row, all
+        of whose columns had their turns."""
+        running = [cell for cell in started if cell in left]
+        if not running:  # the worker itself cannot run, and would not for the other cells
+            return list(left)
+        if OUT_OF_MEMORY not in problem:
+            return running
+        operator = operators()[table.operator]
+        columns = {c.name: c for c in operator.columns}
+        case = Case.of(table, running[0][0], self._settings.threads)
+        row = [cell for cell in left if cell[0] == case.n]
+        return [max(row, key=lambda cell: operator.peak_bytes(case, columns[cell[1]]))]
 
     def _speed(self, table: Table, sizes: list[int], columns: list[Column]) -> None:
         by_name = {c.name: c for c in columns}
