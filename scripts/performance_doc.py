@@ -141,12 +141,14 @@ def main(directories: list[str], root: Path = ROOT) -> None:
     """See the module's docstring."""
     runs = [Results.load(Path(d)) for d in directories]
     parts = []
-    for run in runs:
+    shown: set[str] = set()
+    for i, run in enumerate(runs):
         types = ", ".join(dict.fromkeys(data["dtype"] for data in run.tables.values()))
-        suffix = "" if run is runs[0] else f", {types} ({runs.index(run) + 1})"
         parts.append(f"{machine(run)}:")
         for name in dict.fromkeys(data["operator"] for data in run.tables.values()):
+            suffix = f", {types} ({i + 1})" if name in shown else ""
             parts += operator_part(run, name, root / "docs" / "images", suffix)
+            shown.add(name)
     replace(root / "docs" / "performance.md", "\n\n".join(parts))
     first = runs[0]
     tables: dict[str, view.Data] = {}
