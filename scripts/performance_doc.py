@@ -3,8 +3,8 @@
     python scripts/performance_doc.py RESULTS_DIRECTORY...
 
 Text between the marks `<!-- tables -->` and `<!-- end -->` is replaced: in docs/performance.md by
-the tables of all directories with their plots (docs/images/), in README.md by a summary of the
-first directory.
+the tables of all directories with their plots (docs/images/), in README.md by a summary of those
+that were measured on the CPU of the first.
 """
 
 import math
