@@ -225,7 +225,6 @@ def _speed_row(
             emit_cell(column, over)
         return {}
     kept = job["mode"] == "kept"
-    before = limits() if kept else None
     inputs = operator.inputs(case)
     admitted = _admit(operator, case, columns, inputs, job, expected, starting, emit_cell)
     budget = job["cell_seconds"]
@@ -247,10 +246,11 @@ def _speed_row(
         gc.enable()
     for timed in admitted:
         emit_cell(timed.column, timed.cell())
-    if before is not None:
-        after = limits()
+    if kept:
+        before, after = job["limits"], limits()
         best = {name: max(before[name], after[name]) for name in before}
         emit({"event": "limits", "n": case.n, "limits": best})
+        job["limits"] = after
     return {t.column.name: t.wall - (t.repeats - 1) * float(np.median(t.samples)) for t in admitted}
 
 
@@ -261,6 +261,8 @@ def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case
 
     torch._functorch.config.donated_buffer = False
     job = {**job, "memory": memory_available()}
+    if job["mode"] == "kept":
+        job["limits"] = limits()  # measured again after each row, which is before the next one
     by_name = {c.name: c for c in operator.columns}
     expected: dict[str, float] = {}
     for row, following in zip(job["rows"], [*job["rows"][1:], None], strict=True):

@@ -294,73 +294,130 @@ HWY_INLINE void Derive(const Operand& operand, Goal goal, const Rows<const T>& x
   }
 }
 
-// Encodes rows of a block in place, with a row of angles for each from `cos` on; without, they
-// have no position.
-template <class E, typename T>
-HWY_NOINLINE void EncodeRows(const StageShape& shape, const Panels& block, std::int64_t count,
-                             const float* cos) {
-  const Panels second = shape.PartOf(block, 1);
+// The angles of a few consecutive tokens: rows of a table, or one row and the steps from it to each
+// token, or none, where they have no position.
+struct RunAngles {
+  const float* table = nullptr;
+  const float* steps = nullptr;
+};
+
+// f(angles) where angles(row) are those of a row; not called for tokens without a position.
+template <class F>
+HWY_INLINE void WithAngles(const StageShape& shape, const RunAngles& run, const F& f) {
+  const auto at = [&shape](const float* rows, std::int64_t row) ATTNOPS_INLINE_LAMBDA {
+    return TableAngles{rows + static_cast<std::size_t>(row) * 2 * shape.width, shape.width};
+  };
+  if (run.steps != nullptr) {
+    f([&](std::int64_t row) ATTNOPS_INLINE_LAMBDA {
+      return SteppedAngles{at(run.table, 0), at(run.steps, row)};
+    });
+  } else {
+    f([&](std::int64_t row) ATTNOPS_INLINE_LAMBDA { return at(run.table, row); });
+  }
+}
+
+// body(row, j, n) for the chunks of a part of `count` rows.
+template <class Body>
+HWY_INLINE void ForEachChunkOfRows(const StageShape& shape, std::int64_t count, const Body& body) {
   for (std::size_t j = 0; j < shape.part; j += ChunkSize()) {
     const std::size_t n = std::min(ChunkSize(), shape.part - j);
-    for (std::int64_t row = 0; row < count; ++row) {
-      Piece<E::kPlainParts, 1> y;
-      if constexpr (E::kPlainParts == 1) {
-        y = LoadPanels<1>(block, row, j);
-      } else {
-        y = Join(LoadPanels<1>(block, row, j), LoadPanels<1>(second, row, j));
-      }
-      const Piece<2, 1> encoded =
-          cos == nullptr
-              ? E::template EncodeUnplaced<1>(y)
-              : EncodePiece<E, 1, T>(shape, y,
-                                     cos + static_cast<std::size_t>(row) * 2 * shape.width, j, n);
-      StorePanels<1>(FirstHalf(encoded), block, row, j);
-      StorePanels<1>(SecondHalf(encoded), second, row, j);
-    }
+    for (std::int64_t row = 0; row < count; ++row) body(row, j, n);
   }
+}
+
+// Encodes rows of a block in place.
+template <class E, typename T>
+HWY_NOINLINE void EncodeRows(const StageShape& shape, const Panels& block, std::int64_t count,
+                             const RunAngles& run) {
+  const Panels second = shape.PartOf(block, 1);
+  const auto rewrite = [&](std::int64_t row, std::size_t j,
+                           const auto& encode) ATTNOPS_INLINE_LAMBDA {
+    Piece<E::kPlainParts, 1> y;
+    if constexpr (E::kPlainParts == 1) {
+      y = LoadPanels<1>(block, row, j);
+    } else {
+      y = Join(LoadPanels<1>(block, row, j), LoadPanels<1>(second, row, j));
+    }
+    const Piece<2, 1> encoded = encode(y);
+    StorePanels<1>(FirstHalf(encoded), block, row, j);
+    StorePanels<1>(SecondHalf(encoded), second, row, j);
+  };
+  if (run.table == nullptr) {
+    ForEachChunkOfRows(shape, count,
+                       [&](std::int64_t row, std::size_t j, std::size_t) ATTNOPS_INLINE_LAMBDA {
+                         rewrite(row, j, [](const auto& y) ATTNOPS_INLINE_LAMBDA {
+                           return E::template EncodeUnplaced<1>(y);
+                         });
+                       });
+    return;
+  }
+  WithAngles(shape, run, [&](const auto& angles) ATTNOPS_INLINE_LAMBDA {
+    ForEachChunkOfRows(shape, count,
+                       [&](std::int64_t row, std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+                         rewrite(row, j, [&](const auto& y) ATTNOPS_INLINE_LAMBDA {
+                           return EncodePiece<E, 1, T>(shape, y, angles(row), j, n);
+                         });
+                       });
+  });
 }
 
 // The transpose of that.
 template <class E, typename T>
 HWY_NOINLINE void DecodeRows(const StageShape& shape, const Panels& block, std::int64_t count,
-                             const float* cos) {
+                             const RunAngles& run) {
   const Panels second = shape.PartOf(block, 1);
-  for (std::size_t j = 0; j < shape.part; j += ChunkSize()) {
-    const std::size_t n = std::min(ChunkSize(), shape.part - j);
-    for (std::int64_t row = 0; row < count; ++row) {
-      const Piece<2, 1> encoded = Join(LoadPanels<1>(block, row, j), LoadPanels<1>(second, row, j));
-      const Piece<E::kPlainParts, 1> y =
-          cos == nullptr
-              ? E::template DecodeUnplaced<1>(encoded)
-              : DecodePiece<E, 1, T>(shape, encoded,
-                                     cos + static_cast<std::size_t>(row) * 2 * shape.width, j, n);
-      if constexpr (E::kPlainParts == 1) {
-        StorePanels<1>(y, block, row, j);
-      } else {
-        StorePanels<1>(FirstHalf(y), block, row, j);
-        StorePanels<1>(SecondHalf(y), second, row, j);
-      }
+  const auto rewrite = [&](std::int64_t row, std::size_t j,
+                           const auto& decode) ATTNOPS_INLINE_LAMBDA {
+    const Piece<E::kPlainParts, 1> y =
+        decode(Join(LoadPanels<1>(block, row, j), LoadPanels<1>(second, row, j)));
+    if constexpr (E::kPlainParts == 1) {
+      StorePanels<1>(y, block, row, j);
+    } else {
+      StorePanels<1>(FirstHalf(y), block, row, j);
+      StorePanels<1>(SecondHalf(y), second, row, j);
     }
+  };
+  if (run.table == nullptr) {
+    ForEachChunkOfRows(shape, count,
+                       [&](std::int64_t row, std::size_t j, std::size_t) ATTNOPS_INLINE_LAMBDA {
+                         rewrite(row, j, [](const auto& d) ATTNOPS_INLINE_LAMBDA {
+                           return E::template DecodeUnplaced<1>(d);
+                         });
+                       });
+    return;
   }
+  WithAngles(shape, run, [&](const auto& angles) ATTNOPS_INLINE_LAMBDA {
+    ForEachChunkOfRows(shape, count,
+                       [&](std::int64_t row, std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+                         rewrite(row, j, [&](const auto& d) ATTNOPS_INLINE_LAMBDA {
+                           return DecodePiece<E, 1, T>(shape, d, angles(row), j, n);
+                         });
+                       });
+  });
 }
 
-// f(row, rows, cos) for runs of the tokens [first, first + count) that have their angles at `cos`,
-// or no position, or are all of them where nothing is encoded.
+// f(row, rows, angles) for runs of the tokens [first, first + count), all of them where nothing is
+// encoded. On a line, where a token's angles are one step from the run's first, these are all that
+// is written: a table of a run would not fit L1 beside the steps and the rows.
 template <class F>
 HWY_INLINE void ForEachRun(const Problem& problem, const Stage& stage, Head head,
                            std::int64_t first, std::int64_t count, float* table, const F& f) {
-  if (!stage.encodes) return f(0, count, nullptr);
+  if (!stage.encodes) return f(0, count, RunAngles{});
   const Angles& angles = stage.angles;
   const std::int64_t angle_row = angles.rows == 1 ? 0 : head.head;
+  const bool line = angles.axes() == 1 && !angles.from_table;
   for (std::int64_t row = 0; row < count;) {
     const std::int64_t token = first + row;
     const bool placed = token >= stage.prefix;
     const std::int64_t most = placed ? count - row : std::min(count - row, stage.prefix - token);
     const std::int64_t rows = std::min(angles.block, most);
     if (placed) {
-      problem.fill_table(angles, angle_row, angle_row + 1, token - stage.prefix, rows, table);
+      problem.fill_table(angles, angle_row, angle_row + 1, token - stage.prefix, line ? 1 : rows,
+                         table);
+      f(row, rows, RunAngles{table, line ? angles.Step(angle_row, 0) : nullptr});
+    } else {
+      f(row, rows, RunAngles{});
     }
-    f(row, rows, placed ? table : nullptr);
     row += rows;
   }
 }
@@ -375,14 +432,14 @@ void LoadOperand(const Problem& problem, const Operand& operand, Head head, std:
   if (stage.IsDirect()) return LoadRows(x.data, x.stride, count, stage.part, to);
   const StageShape shape(stage);
   ForEachRun(problem, stage, head, first, count, blocks.table,
-             [&](std::int64_t row, std::int64_t rows, const float* cos) HWY_ATTR {
+             [&](std::int64_t row, std::int64_t rows, const RunAngles& angles) HWY_ATTR {
                const Panels at{to.data + row * static_cast<std::int64_t>(ChunkSize()), to.panel};
                Activate<T>(operand, {x[row], x.stride}, rows, blocks, at);
                if (!stage.encodes) return;
                if (stage.encoding == Encoding::kCosine) {
-                 EncodeRows<CosineRows, T>(shape, at, rows, cos);
+                 EncodeRows<CosineRows, T>(shape, at, rows, angles);
                } else {
-                 EncodeRows<RotateRows, T>(shape, at, rows, cos);
+                 EncodeRows<RotateRows, T>(shape, at, rows, angles);
                }
              });
 }
@@ -397,13 +454,13 @@ void StoreOperandGradient(const Problem& problem, const Operand& operand, Goal g
   const Rows<T> dx = RowsOf<T>(operand.dx, head, first);
   const StageShape shape(stage);
   ForEachRun(problem, stage, head, first, count, blocks.table,
-             [&](std::int64_t row, std::int64_t rows, const float* cos) HWY_ATTR {
+             [&](std::int64_t row, std::int64_t rows, const RunAngles& angles) HWY_ATTR {
                const Panels at{gradient.data + row * static_cast<std::int64_t>(ChunkSize()),
                                gradient.panel};
                if (stage.encodes && stage.encoding == Encoding::kCosine) {
-                 DecodeRows<CosineRows, T>(shape, at, rows, cos);
+                 DecodeRows<CosineRows, T>(shape, at, rows, angles);
                } else if (stage.encodes) {
-                 DecodeRows<RotateRows, T>(shape, at, rows, cos);
+                 DecodeRows<RotateRows, T>(shape, at, rows, angles);
                }
                Derive<T>(operand, goal, {x[row], x.stride}, rows, blocks, at, {dx[row], dx.stride});
              });

@@ -30,7 +30,8 @@ struct BackwardKernel {
     ForEachPiece<E>(
         shape, shape.encoded, [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
           const auto d = LoadPiece<2, K>(shape, row.d_out, j, n);
-          use.template operator()<K>(j, n, DecodePiece<E, K, T>(shape, d, row.cos, j, n));
+          use.template operator()<K>(
+              j, n, DecodePiece<E, K, T>(shape, d, TableAngles{row.cos, shape.width}, j, n));
         });
   }
 };

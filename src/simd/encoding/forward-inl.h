@@ -29,9 +29,10 @@ struct ForwardKernel {
   static HWY_INLINE void EncodeRow(const RowShape& shape, const Row<T>& row, const Y& y) {
     ForEachPiece<E>(
         shape, shape.encoded, [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-          StorePiece<2, K>(
-              shape, EncodePiece<E, K, T>(shape, y.template operator()<K>(j, n), row.cos, j, n),
-              row.out, j, n);
+          StorePiece<2, K>(shape,
+                           EncodePiece<E, K, T>(shape, y.template operator()<K>(j, n),
+                                                TableAngles{row.cos, shape.width}, j, n),
+                           row.out, j, n);
         });
   }
 };

@@ -112,9 +112,35 @@ HWY_INLINE Pack<2 * kParts, MF> FirstOfParts(std::size_t n) {
   }
 }
 
+// The cos and sin of K chunks of angles.
+template <int K>
+struct CosSin {
+  Pack<2 * K> cos, sin;
+};
+
+// A token's angles: a row of a table,
+struct TableAngles {
+  const float* cos;
+  std::size_t width;
+
+  template <int K>
+  HWY_INLINE CosSin<K> At(std::size_t j) const {
+    return {LoadChunks<K>(cos + j), LoadChunks<K>(cos + width + j)};
+  }
+};
+// or those of another token and a step from it. As FillTable computes them, without the memory.
+struct SteppedAngles {
+  TableAngles base, step;
+
+  template <int K>
+  HWY_INLINE CosSin<K> At(std::size_t j) const {
+    const CosSin<K> a = base.At<K>(j), b = step.At<K>(j);
+    return {NegMulAdd(a.sin, b.sin, Mul(a.cos, b.cos)), MulAdd(a.sin, b.cos, Mul(a.cos, b.sin))};
+  }
+};
+
 // The encodings; kHasPrefix where some tokens may be without a position. Encode turns a plain piece
-// into an encoded one, with the angles at `cos`; Decode is its transpose, and its inverse for
-// kRotate.
+// into an encoded one; Decode is its transpose, and its inverse for kRotate.
 
 struct RotateRows {
   static constexpr int kPlainParts = 2;
@@ -122,20 +148,14 @@ struct RotateRows {
   static constexpr bool kHasPrefix = false;
 
   template <int K>
-  static HWY_INLINE Piece<2, K> Encode(const RowShape& shape, const Piece<2, K>& y,
-                                       const float* cos) {
-    const auto c = LoadChunks<K>(cos);
-    const auto s = LoadChunks<K>(cos + shape.width);
-    return Join(NegMulAdd(SecondHalf(y), s, Mul(FirstHalf(y), c)),
-                MulAdd(SecondHalf(y), c, Mul(FirstHalf(y), s)));
+  static HWY_INLINE Piece<2, K> Encode(const Piece<2, K>& y, const CosSin<K>& angle) {
+    return Join(NegMulAdd(SecondHalf(y), angle.sin, Mul(FirstHalf(y), angle.cos)),
+                MulAdd(SecondHalf(y), angle.cos, Mul(FirstHalf(y), angle.sin)));
   }
   template <int K>
-  static HWY_INLINE Piece<2, K> Decode(const RowShape& shape, const Piece<2, K>& d,
-                                       const float* cos) {
-    const auto c = LoadChunks<K>(cos);
-    const auto s = LoadChunks<K>(cos + shape.width);
-    return Join(MulAdd(SecondHalf(d), s, Mul(FirstHalf(d), c)),
-                NegMulAdd(FirstHalf(d), s, Mul(SecondHalf(d), c)));
+  static HWY_INLINE Piece<2, K> Decode(const Piece<2, K>& d, const CosSin<K>& angle) {
+    return Join(MulAdd(SecondHalf(d), angle.sin, Mul(FirstHalf(d), angle.cos)),
+                NegMulAdd(FirstHalf(d), angle.sin, Mul(SecondHalf(d), angle.cos)));
   }
   template <int K>
   static HWY_INLINE Piece<2, K> EncodeUnplaced(const Piece<2, K>& y) {
@@ -153,15 +173,12 @@ struct CosineRows {
   static constexpr bool kHasPrefix = true;
 
   template <int K>
-  static HWY_INLINE Piece<2, K> Encode(const RowShape& shape, const Piece<1, K>& y,
-                                       const float* cos) {
-    return Join(Mul(y, LoadChunks<K>(cos)), Mul(y, LoadChunks<K>(cos + shape.width)));
+  static HWY_INLINE Piece<2, K> Encode(const Piece<1, K>& y, const CosSin<K>& angle) {
+    return Join(Mul(y, angle.cos), Mul(y, angle.sin));
   }
   template <int K>
-  static HWY_INLINE Piece<1, K> Decode(const RowShape& shape, const Piece<2, K>& d,
-                                       const float* cos) {
-    return MulAdd(SecondHalf(d), LoadChunks<K>(cos + shape.width),
-                  Mul(FirstHalf(d), LoadChunks<K>(cos)));
+  static HWY_INLINE Piece<1, K> Decode(const Piece<2, K>& d, const CosSin<K>& angle) {
+    return MulAdd(SecondHalf(d), angle.sin, Mul(FirstHalf(d), angle.cos));
   }
   template <int K>
   static HWY_INLINE Piece<2, K> EncodeUnplaced(const Piece<1, K>& y) {
@@ -179,23 +196,21 @@ struct Unplaced : E {
   static constexpr int kPieceChunks = 1;
 
   template <int K>
-  static HWY_INLINE Piece<2, K> Encode(const RowShape&, const Piece<E::kPlainParts, K>& y,
-                                       const float*) {
+  static HWY_INLINE Piece<2, K> Encode(const Piece<E::kPlainParts, K>& y, const CosSin<K>&) {
     return E::template EncodeUnplaced<K>(y);
   }
   template <int K>
-  static HWY_INLINE Piece<E::kPlainParts, K> Decode(const RowShape&, const Piece<2, K>& d,
-                                                    const float*) {
+  static HWY_INLINE Piece<E::kPlainParts, K> Decode(const Piece<2, K>& d, const CosSin<K>&) {
     return E::template DecodeUnplaced<K>(d);
   }
 };
 
-// The n elements from j on of each part; `cos` is the row's. Of a single chunk some may have no
-// angle.
-template <class E, int K, typename T>
+// The n elements from j on of each part, with the angles of the row. Of a single chunk some may
+// have no angle.
+template <class E, int K, typename T, class RowAngles>
 HWY_INLINE Piece<2, K> EncodePiece(const RowShape& shape, const Piece<E::kPlainParts, K>& y,
-                                   const float* cos, std::size_t j, std::size_t n) {
-  const Piece<2, K> encoded = E::template Encode<K>(shape, y, cos + j);
+                                   const RowAngles& angles, std::size_t j, std::size_t n) {
+  const Piece<2, K> encoded = E::template Encode<K>(y, angles.template At<K>(j));
   if constexpr (K == 1) {
     if (HWY_UNLIKELY(j + n > shape.encoded)) {
       const std::size_t placed = std::max(shape.encoded, j) - j;
@@ -204,10 +219,11 @@ HWY_INLINE Piece<2, K> EncodePiece(const RowShape& shape, const Piece<E::kPlainP
   }
   return encoded;
 }
-template <class E, int K, typename T>
+template <class E, int K, typename T, class RowAngles>
 HWY_INLINE Piece<E::kPlainParts, K> DecodePiece(const RowShape& shape, const Piece<2, K>& d,
-                                                const float* cos, std::size_t j, std::size_t n) {
-  const Piece<E::kPlainParts, K> decoded = E::template Decode<K>(shape, d, cos + j);
+                                                const RowAngles& angles, std::size_t j,
+                                                std::size_t n) {
+  const Piece<E::kPlainParts, K> decoded = E::template Decode<K>(d, angles.template At<K>(j));
   if constexpr (K == 1) {
     if (HWY_UNLIKELY(j + n > shape.encoded)) {
       const std::size_t placed = std::max(shape.encoded, j) - j;

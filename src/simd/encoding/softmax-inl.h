@@ -97,7 +97,7 @@ void AddColumns(const EncodingProblem& problem, const EncodingRegion& region,
                                 std::size_t n) ATTNOPS_INLINE_LAMBDA {
     const auto d = LoadPiece<2, K>(shape, RowOf<const T>(problem.d_out, b, t, h), j, n);
     const float* cos = table.Cos(t - region.token_begin, h - region.head_begin);
-    return DecodePiece<E, K, T>(shape, d, cos, j, n);
+    return DecodePiece<E, K, T>(shape, d, TableAngles{cos, shape.width}, j, n);
   };
   // Adds to the columns [j, j+n) of a (b,h).
   const auto add = [&]<int K>(std::int64_t b, std::int64_t h, std::size_t j,
