@@ -181,19 +181,21 @@ def test_memory_cells_have_a_time_budget(monkeypatch):
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(measure, "_peak", lambda operator, case, column: {"value": 1.0})
-    job = {**speed_job(["to"]), "kind": "memory", "mode": "memory", "cell_seconds": 150.0}
+    job = {**speed_job(["to"]), "kind": "memory", "mode": "memory", "cell_seconds": 200.0}
 
-    def cells(sizes: tuple[int, ...], per_byte: float) -> list[dict]:
+    def cells(sizes: tuple[int, ...], per_byte: float, column: str = "to") -> list[dict]:
         events: list[dict] = []
-        rows = [{"n": n, "columns": ["to"]} for n in sizes]
+        rows = [{"n": n, "columns": [column]} for n in sizes]
         worker.run({**job, "rows": rows, "per_byte": per_byte}, events.append)
         return [e["cell"] for e in events if e["event"] == "cell"]
 
     first, second = cells((16, 32), 0.0)
     assert first["value"] == 1.0
-    assert second == {"budget": "~190 s > 150 s"}
+    assert second == {"budget": "~190 s > 120 s"}
     # Another process knows what the smaller size took.
     assert cells((32,), first["per_byte"]) == [second]
+    # A peer does not have all the time that attnops has.
+    assert all("value" in cell for cell in cells((16, 32), 0.0, "attnops"))
 
 
 def test_a_worker_that_hangs_is_ended(monkeypatch):
@@ -288,7 +290,13 @@ class DyingWorkers:
 )
 def test_a_dead_worker_costs_one_cell(tmp_path, signal, at_fault):
     results = Results(tmp_path, {})
-    settings = Settings(threads=1, rounds=1, cell_seconds=1.0, plain=0, peers=("to", "to_up"))
+
+    def no_plain(table, sizes):
+        return []
+
+    settings = Settings(
+        threads=1, rounds=1, cell_seconds=1.0, plain=no_plain, peers=("to", "to_up")
+    )
     runner = Runner(settings, results, lambda weight: None)
     runner._workers = DyingWorkers(signal)
     table = OPERATOR.tables(12, "bf16")[0]

@@ -246,17 +246,25 @@ def test_a_half_done_row_is_measured_again(fake_workers):
     ]
 
 
-def test_memory_that_no_policy_changes_is_measured_once(fake_workers):
+@pytest.mark.parametrize(("direction", "changed"), [("fwd", ()), ("bwd", ("attnops", "flao_to"))])
+def test_memory_that_no_policy_changes_is_measured_once(fake_workers, direction, changed):
     workers = fake_workers()
-    only = ["--only", "flao-memory-fwd-*", "--peers", "lao_to,flao_to", "--sizes", "16"]
+    only = ["--only", f"flao-memory-{direction}-*", "--peers", "lao_to,flao_to", "--sizes", "16"]
     assert cli.main([*only, "--output", "out"]) == 0
+    columns = ("attnops", "lao_to", "flao_to")
     jobs = Counter((job["options"]["keep"], job["rows"][0]["columns"][0]) for job in workers.jobs)
-    assert jobs == Counter(
-        [("none", "lao_to"), *((k, c) for k in KEEPS for c in ("attnops", "flao_to"))]
-    )
+    assert jobs == Counter((k, c) for k in KEEPS for c in columns if k == "none" or c in changed)
     document = json.loads(Path("out/results.json").read_text())
     for table in document["tables"].values():
-        assert set(table["rows"]["16"]["cells"]) == {"attnops", "lao_to", "flao_to"}
+        assert set(table["rows"]["16"]["cells"]) == set(columns)
+
+
+def test_a_full_run_times_the_plain_process_at_a_few_sizes(fake_workers):
+    workers = fake_workers()
+    only = "lrpe_rotate-speed-fwd-*-act_none-*"
+    assert cli.main(["--full", "--only", only, "--peers", "to"]) == 0
+    sizes = {job["mode"]: [row["n"] for row in job["rows"]] for job in workers.jobs}
+    assert sizes == {"kept": [2**i for i in range(8, 16)], "plain": [512, 2048]}
 
 
 def test_the_quick_set_takes_the_largest_size_for_what_takes_long(fake_workers):

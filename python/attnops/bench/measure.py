@@ -25,6 +25,9 @@ MIN_ROUNDS = 3
 # Of a cell's seconds: for the timed rounds and those before, unless the fewest take longer. A full
 # run has some thousand cells, most of them far from their limit.
 TIMED_SHARE, WARMUP_SHARE = 0.03, 0.02
+# Of a cell's seconds what a peer has; the rest is for attnops alone, which is to be seen at all
+# sizes. The slowest peers, which miss it at the largest sizes, are never the best ones.
+PEER_SHARE = 0.6
 # In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
 SETTLED_FAULTS = 256
@@ -82,7 +85,8 @@ class Timed:
         self._inputs = inputs
         self.repeats = 1
         self.rounds = 0
-        self.wall = math.inf
+        self.seconds = math.inf  # a call
+        self.wall = math.inf  # a sample and what is outside
         self.faults_per_call = math.inf
         self.samples: list[float] = []
         self.faults: list[float] = []
@@ -97,10 +101,12 @@ class Timed:
         )
 
     def result(self) -> Any:
-        with torch.set_grad_enabled(self._inputs.d_out is not None):
-            return self._start()()
+        """What a first call gives; it is timed like a sample."""
+        results: list[Any] = []
+        self.sample(results.append)
+        return results[0]
 
-    def sample(self) -> float:
+    def sample(self, use: Callable[[Any], None] = lambda result: None) -> float:
         """Seconds per call; the result is freed within the time, as a user's would be."""
         began = time.perf_counter()
         with torch.set_grad_enabled(self._inputs.d_out is not None):
@@ -108,17 +114,17 @@ class Timed:
             faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             start = time.perf_counter()
             for _ in range(self.repeats):
-                call()
-            seconds = (time.perf_counter() - start) / self.repeats
+                use(call())
+            self.seconds = (time.perf_counter() - start) / self.repeats
             faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
         self.faults_per_call = faults / self.repeats
         self.wall = time.perf_counter() - began
-        return seconds
+        return self.seconds
 
-    def plan(self, seconds: float, rounds: int, budget: float) -> None:
+    def plan(self, rounds: int, budget: float) -> None:
         """Repeats that make a sample long enough, and as many rounds as the budget allows."""
-        self.repeats = max(1, math.ceil(MIN_SAMPLE_SECONDS / max(seconds, 1e-7)))
-        sample = self.wall + (self.repeats - 1) * seconds
+        self.repeats = max(1, math.ceil(MIN_SAMPLE_SECONDS / max(self.seconds, 1e-7)))
+        sample = self.wall + (self.repeats - 1) * self.seconds
         affordable = max(MIN_ROUNDS, int(budget / sample))
         self.rounds = min(rounds, affordable)
 
@@ -141,32 +147,37 @@ def limits() -> dict[str, float]:
     }
 
 
+def _budget(column: Column, job: dict[str, Any]) -> float:
+    """The seconds that a cell of the column may take."""
+    return job["cell_seconds"] * (1.0 if column.role == "attnops" else PEER_SHARE)
+
+
 def _warm_up(
     columns: list[Timed],
-    kept: bool,
-    budget: float,
+    job: dict[str, Any],
     starting: Callable[[Column], None],
     emit: Callable[[Column, Cell], None],
-) -> dict[str, float]:
-    """Two rounds, one if they are long, and in kept mode until memory is reused; seconds by column.
+) -> None:
+    """Two rounds, one if they are long, and in kept mode until memory is reused. A long call that
+    was checked and did not compile needs none.
 
     Columns that turn out to be over the budget are emitted and removed.
     """
-    seconds: dict[str, float] = {}
+    enough = WARMUP_SHARE * job["cell_seconds"]
+    cold = [t for t in columns if t.column.compiled or t.wall < enough]
     began = time.perf_counter()
     for turn in range(MAX_WARMUP_ROUNDS):
-        for timed in columns:
+        for timed in cold:
             starting(timed.column)
-            seconds[timed.column.name] = timed.sample()
-        settled = not kept or all(t.faults_per_call < SETTLED_FAULTS for t in columns)
-        late = time.perf_counter() - began > WARMUP_SHARE * budget * len(columns)
+            timed.sample()
+        settled = job["mode"] != "kept" or all(t.faults_per_call < SETTLED_FAULTS for t in cold)
+        late = time.perf_counter() - began > enough * len(cold)
         if late or (turn > 0 and settled):
             break
     for timed in list(columns):
-        if over := over_time(timed.wall * MIN_ROUNDS, budget):
+        if over := over_time(timed.wall * MIN_ROUNDS, _budget(timed.column, job)):
             emit(timed.column, over)
             columns.remove(timed)
-    return seconds
 
 
 def _admit(
@@ -184,9 +195,10 @@ def _admit(
     admitted = []
     for column in columns:
         needed = operator.peak_bytes(case, column) * FRAGMENTATION
-        # The check, a round before the timed ones, and the fewest of those.
-        seconds = expected.get(column.name, 0.0) * (MIN_ROUNDS + 2)
-        over = over_memory(needed, job["memory"]) or over_time(seconds, job["cell_seconds"])
+        # The check, a round before the timed ones if it compiles, and the fewest of those.
+        rounds = MIN_ROUNDS + (2 if column.compiled else 1)
+        seconds = expected.get(column.name, 0.0) * rounds
+        over = over_memory(needed, job["memory"]) or over_time(seconds, _budget(column, job))
         if over:
             emit(column, over)
             continue
@@ -227,10 +239,9 @@ def _speed_row(
     kept = job["mode"] == "kept"
     inputs = operator.inputs(case)
     admitted = _admit(operator, case, columns, inputs, job, expected, starting, emit_cell)
-    budget = job["cell_seconds"]
-    seconds = _warm_up(admitted, kept, budget, starting, emit_cell)
+    _warm_up(admitted, job, starting, emit_cell)
     for timed in admitted:
-        timed.plan(seconds[timed.column.name], job["rounds"], TIMED_SHARE * budget)
+        timed.plan(job["rounds"], TIMED_SHARE * job["cell_seconds"])
     gc.collect()
     gc.disable()
     try:
@@ -328,7 +339,7 @@ def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Cas
         began = time.perf_counter()
         moved = operator.cost(case).moved
         cell = over_memory(operator.peak_bytes(case, column), memory_available())
-        cell = cell or over_time(per_byte * moved, job["cell_seconds"])
+        cell = cell or over_time(per_byte * moved, _budget(column, job))
         if cell is None:
             try:
                 cell = _peak(operator, case, column)

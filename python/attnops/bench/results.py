@@ -84,10 +84,11 @@ class Results:
 
     def borrow(self, table: Table, column: Column, sizes: list[int]) -> None:
         """Memory of a column from a table that differs in nothing that matters to it."""
+        regardless = {*column.regardless, *table.regardless}
 
         def same(data: dict[str, Any]) -> bool:
-            kept = {k: v for k, v in data["options"].items() if k not in column.regardless}
-            wanted = {k: v for k, v in table.options.items() if k not in column.regardless}
+            kept = {k: v for k, v in data["options"].items() if k not in regardless}
+            wanted = {k: v for k, v in table.options.items() if k not in regardless}
             keys = ("operator", "kind", "direction", "dtype")
             return kept == wanted and all(data[key] == getattr(table, key) for key in keys)
 

@@ -27,8 +27,8 @@ class Settings:
     threads: int
     rounds: int
     cell_seconds: float
-    # How many of a table's sizes, the largest, are also timed in a plain process.
-    plain: int
+    # Those of a table's sizes that are also timed in a plain process.
+    plain: Callable[[Table, list[int]], list[int]]
     # Names of the peers wanted; None for all, empty for attnops alone.
     peers: tuple[str, ...] | None
 
@@ -92,11 +92,9 @@ class Runner:
             )
         kept = self._missing(table, sizes, columns, "kept")
         total = sum(weight(table, row["n"], c) for row in kept for c in columns)
-        if self._settings.plain:
-            own = own_column(columns)
-            plain = self._missing(table, sizes[-self._settings.plain :], [own], "plain")
-            total += sum(plain_weight(table, row["n"], own) for row in plain)
-        return total
+        own = own_column(columns)
+        plain = self._missing(table, self._settings.plain(table, sizes), [own], "plain")
+        return total + sum(plain_weight(table, row["n"], own) for row in plain)
 
     def close(self) -> None:
         self._workers.close()
@@ -214,10 +212,8 @@ class Runner:
 
         self._run_rows(table, "kept", self._missing(table, sizes, columns, "kept"), on_cell)
         self._results.save()
-        if not self._settings.plain:
-            return
         own = own_column(columns)
-        rows = self._missing(table, sizes[-self._settings.plain :], [own], "plain")
+        rows = self._missing(table, self._settings.plain(table, sizes), [own], "plain")
         for row in rows:
             best = self._results.best_peer(table, row["n"])
             row["columns"] = [own.name, best] if best else [own.name]

@@ -49,6 +49,8 @@ class Table:
     sizes: tuple[int, ...]
     quick_sizes: tuple[int, ...]
     size_name: str = "n"
+    # Options that make no difference to any column.
+    regardless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

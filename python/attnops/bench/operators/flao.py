@@ -66,6 +66,8 @@ class Flao:
                         options={"batch": batch, "keep": keep},
                         sizes=SIZES,
                         quick_sizes=QUICK_SIZES,
+                        # Without a gradient nothing is kept.
+                        regardless=("keep",) if direction == "fwd" else (),
                     )
                 )
         return tables
