@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ class Workers:
 
     def __init__(self) -> None:
         self._live: set[Worker] = set()
-        self._idle: dict[str, Worker] = {}
+        self._idle: defaultdict[str, list[Worker]] = defaultdict(list)
         self._lock = threading.Lock()
         self._stopped = False
 
@@ -128,14 +129,14 @@ class Workers:
         with self._lock:
             if self._stopped:
                 return STOPPED
-            worker = self._idle.pop(mode, None) or Worker(mode)
+            worker = self._idle[mode].pop() if self._idle[mode] else Worker(mode)
             self._live.add(worker)
         problem = worker.run(job, on_event)
         with self._lock:
             if self._stopped:
                 return STOPPED
-            if keep and problem is None and mode not in self._idle:
-                self._idle[mode] = worker
+            if keep and problem is None:
+                self._idle[mode].append(worker)
                 return None
             self._live.discard(worker)
         worker.close()
