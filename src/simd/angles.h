@@ -42,19 +42,29 @@ struct Angles {
     return steps + (row * block + i) * RowSize();
   }
   int axes() const { return shape.rank(); }
+  // Whether a token's angles follow from another's by one step.
+  bool OnLine() const { return axes() == 1 && !from_table; }
   int AxisOf(std::int64_t angle) const {
     return static_cast<int>(std::min<std::int64_t>(angle / per_axis, axes() - 1));
   }
 };
 
-// A table for a run of tokens: (tokens, rows, 2, width), cos before sin.
+// A table for a run of tokens: (tokens, rows, 2, width), cos before sin. If it has steps, (rows,
+// `block` tokens, 2, width), it is that of the first token alone, and these lead to the others.
 struct AngleTable {
   const float* data;
   std::int64_t rows;  // of the table: those of the heads it was made for, or 1
   std::int64_t width;
+  const float* steps = nullptr;
+  std::int64_t block = 0;
 
+  std::int64_t TokenStride() const { return steps == nullptr ? rows * 2 * width : 0; }
+  std::int64_t RowStride() const { return rows == 1 ? 0 : 2 * width; }
   const float* Cos(std::int64_t token, std::int64_t row) const {
-    return data + (token * rows + (rows == 1 ? 0 : row)) * 2 * width;
+    return data + token * TokenStride() + row * RowStride();
+  }
+  const float* Step(std::int64_t token, std::int64_t row) const {
+    return steps == nullptr ? nullptr : steps + token * 2 * width + row * block * RowStride();
   }
 };
 

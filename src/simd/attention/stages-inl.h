@@ -405,7 +405,7 @@ HWY_INLINE void ForEachRun(const Problem& problem, const Stage& stage, Head head
   if (!stage.encodes) return f(0, count, RunAngles{});
   const Angles& angles = stage.angles;
   const std::int64_t angle_row = angles.rows == 1 ? 0 : head.head;
-  const bool line = angles.axes() == 1 && !angles.from_table;
+  const bool line = angles.OnLine();
   for (std::int64_t row = 0; row < count;) {
     const std::int64_t token = first + row;
     const bool placed = token >= stage.prefix;

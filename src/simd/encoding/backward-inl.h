@@ -27,12 +27,12 @@ struct BackwardKernel {
   // use<K>(j, n, dy) with dy = decode(d_out).
   template <typename T, class Use>
   static HWY_INLINE void DecodeRow(const RowShape& shape, const Row<T>& row, const Use& use) {
-    ForEachPiece<E>(
-        shape, shape.encoded, [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-          const auto d = LoadPiece<2, K>(shape, row.d_out, j, n);
-          use.template operator()<K>(
-              j, n, DecodePiece<E, K, T>(shape, d, TableAngles{row.cos, shape.width}, j, n));
-        });
+    ForEachPiece<E>(shape, shape.encoded,
+                    [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+                      const auto d = LoadPiece<2, K>(shape, row.d_out, j, n);
+                      use.template operator()<K>(
+                          j, n, DecodePiece<E, K, T>(shape, d, E::AnglesOf(shape, row), j, n));
+                    });
   }
 };
 

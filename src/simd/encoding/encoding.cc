@@ -36,6 +36,10 @@ constexpr std::int64_t kPieces = 32;
 constexpr std::int64_t kPieceBlocks = 4;
 constexpr std::int64_t kColumnBytes = 7 << 20;
 
+// So many batches at the most make do with the first token's angles and the steps from it, which
+// takes more arithmetic and less memory than a table; it pays where there is no activation.
+constexpr std::int64_t kSteppedBatches = 2;
+
 constexpr std::int64_t kFloat = sizeof(float);
 
 // Whether every chunk of the output starts at a multiple of the vector size.
@@ -75,17 +79,23 @@ struct Work {
   }
 
   bool InPrefix(const EncodingRegion& region) const { return region.token_begin < problem.prefix; }
+  bool IsStepped(const EncodingRegion& region) const {
+    return kernels.apply[2] != nullptr && angles.OnLine() && !InPrefix(region) &&
+           region.batch_end - region.batch_begin <= kSteppedBatches;
+  }
 
   // The angles of a region's tokens, made at `table`; none for those of the prefix.
   AngleTable FillTable(const EncodingRegion& region, float* table) const {
     const bool shared = angles.rows == 1;
     const std::int64_t begin = shared ? 0 : region.head_begin;
     const std::int64_t end = shared ? 1 : region.head_end;
+    const bool stepped = IsStepped(region);
     if (!InPrefix(region)) {
       kernels.fill_table(angles, begin, end, region.token_begin - problem.prefix,
-                         region.token_end - region.token_begin, table);
+                         stepped ? 1 : region.token_end - region.token_begin, table);
     }
-    return {table, end - begin, angles.width};
+    return {table, end - begin, angles.width, stepped ? angles.Step(begin, 0) : nullptr,
+            angles.block};
   }
 
   // The tokens of a block, for group `group` of the heads from `head_begin` on.
@@ -102,8 +112,9 @@ struct Work {
   }
 
   void Apply(const EncodingRegion& region, float* memory, const EncodingColumns& columns) const {
-    kernels.apply[InPrefix(region)](problem, region, FillTable(region, memory),
-                                    memory + TableSize(), columns);
+    const int kernel = InPrefix(region) ? 1 : IsStepped(region) ? 2 : 0;
+    kernels.apply[kernel](problem, region, FillTable(region, memory), memory + TableSize(),
+                          columns);
   }
 };
 

@@ -79,14 +79,14 @@ struct EncodingKernels {
   void (*fill_table)(const Angles& angles, std::int64_t row_begin, std::int64_t row_end,
                      std::int64_t first, std::int64_t tokens, float* table);
 
-  // Each for tokens with an angle and, second, for those of the prefix.
-
   // Writes a region of the output. `scratch` has two plain rows of floats for each of kMaxRowSet
-  // rows; `columns` is read by softmax over the sequence.
-  void (*apply[2])(const EncodingProblem& problem, const EncodingRegion& region,
+  // rows; `columns` is read by softmax over the sequence. For tokens with an angle, for those of
+  // the prefix, and for tables with steps, the latter without an activation only.
+  void (*apply[3])(const EncodingProblem& problem, const EncodingRegion& region,
                    const AngleTable& table, float* scratch, const EncodingColumns& columns);
 
-  // Softmax over the sequence: adds a region to columns (`first`: nothing was added before).
+  // Softmax over the sequence: adds a region to columns (`first`: nothing was added before). For
+  // tokens with an angle, and for those of the prefix.
   void (*add_columns[2])(const EncodingProblem& problem, const EncodingRegion& region,
                          const AngleTable& table, const EncodingColumns& columns, bool first);
 

@@ -27,13 +27,13 @@ struct ForwardKernel {
   // Writes encode(y<K>(j, n)).
   template <typename T, class Y>
   static HWY_INLINE void EncodeRow(const RowShape& shape, const Row<T>& row, const Y& y) {
-    ForEachPiece<E>(
-        shape, shape.encoded, [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-          StorePiece<2, K>(shape,
-                           EncodePiece<E, K, T>(shape, y.template operator()<K>(j, n),
-                                                TableAngles{row.cos, shape.width}, j, n),
-                           row.out, j, n);
-        });
+    ForEachPiece<E>(shape, shape.encoded,
+                    [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+                      StorePiece<2, K>(shape,
+                                       EncodePiece<E, K, T>(shape, y.template operator()<K>(j, n),
+                                                            E::AnglesOf(shape, row), j, n),
+                                       row.out, j, n);
+                    });
   }
 };
 

@@ -51,6 +51,7 @@ struct KernelChoice {
     kernels.apply[0] = Apply<Kernel<E>, T>;
     kernels.apply[1] = nullptr;
     if constexpr (E::kHasPrefix) kernels.apply[1] = Apply<Kernel<Unplaced<E>>, T>;
+    kernels.apply[2] = nullptr;
   }
 
   template <class Act>
@@ -84,6 +85,7 @@ struct KernelChoice {
     switch (act) {
       case Activation::Kind::kNone:
         Set<Elements<ActNone>::template Kernel>(kernels);
+        kernels.apply[2] = Apply<typename Elements<ActNone>::template Kernel<Stepped<E>>, T>;
         break;
       case Activation::Kind::kRelu:
         Set<Elements<ActRelu>::template Kernel>(kernels);

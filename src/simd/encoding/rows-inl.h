@@ -139,10 +139,28 @@ struct SteppedAngles {
   }
 };
 
+// One row of each tensor.
+template <typename T>
+struct Row {
+  const T* x;
+  const T* d_out;
+  T* out;
+  const float* cos;
+  const float* step;  // from there, if the table has steps
+  const float* columns;
+};
+
 // The encodings; kHasPrefix where some tokens may be without a position. Encode turns a plain piece
 // into an encoded one; Decode is its transpose, and its inverse for kRotate.
 
-struct RotateRows {
+struct RowsWithTable {
+  template <typename T>
+  static HWY_INLINE TableAngles AnglesOf(const RowShape& shape, const Row<T>& row) {
+    return {row.cos, shape.width};
+  }
+};
+
+struct RotateRows : RowsWithTable {
   static constexpr int kPlainParts = 2;
   static constexpr int kPieceChunks = std::max(1, ATTNOPS_PIECE_CHUNKS / 2);
   static constexpr bool kHasPrefix = false;
@@ -167,7 +185,7 @@ struct RotateRows {
   }
 };
 
-struct CosineRows {
+struct CosineRows : RowsWithTable {
   static constexpr int kPlainParts = 1;
   static constexpr int kPieceChunks = ATTNOPS_PIECE_CHUNKS;
   static constexpr bool kHasPrefix = true;
@@ -202,6 +220,15 @@ struct Unplaced : E {
   template <int K>
   static HWY_INLINE Piece<E::kPlainParts, K> Decode(const Piece<2, K>& d, const CosSin<K>&) {
     return E::template DecodeUnplaced<K>(d);
+  }
+};
+
+// The encoding E with tables that have steps.
+template <class E>
+struct Stepped : E {
+  template <typename T>
+  static HWY_INLINE SteppedAngles AnglesOf(const RowShape& shape, const Row<T>& row) {
+    return {{row.cos, shape.width}, {row.step, shape.width}};
   }
 };
 
@@ -258,16 +285,6 @@ HWY_INLINE T* RowOf(const RowTensor<Pointer>& tensor, std::int64_t b, std::int64
   return static_cast<T*>(tensor.data) + b * tensor.batch + t * tensor.token + h * tensor.head;
 }
 
-// One row of each tensor.
-template <typename T>
-struct Row {
-  const T* x;
-  const T* d_out;
-  T* out;
-  const float* cos;
-  const float* columns;
-};
-
 template <typename T>
 HWY_INLINE void PrefetchRow(const T* row, std::int64_t n) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
@@ -294,9 +311,11 @@ HWY_INLINE void ForEachRowSet(const EncodingProblem& problem, const EncodingRegi
   const auto first_row = [&](std::int64_t o, std::int64_t b) ATTNOPS_INLINE_LAMBDA {
     const std::int64_t t = region.token_begin + (tokens_inner ? 0 : o);
     const std::int64_t h = region.head_begin + (tokens_inner ? o : 0);
-    return Row<T>{RowOf<const T>(problem.x, b, t, h), RowOf<const T>(problem.d_out, b, t, h),
+    return Row<T>{RowOf<const T>(problem.x, b, t, h),
+                  RowOf<const T>(problem.d_out, b, t, h),
                   RowOf<T>(problem.out, b, t, h),
                   table.Cos(t - region.token_begin, h - region.head_begin),
+                  table.Step(t - region.token_begin, h - region.head_begin),
                   columns.data == nullptr ? nullptr : columns.At(b, h)};
   };
   const auto step_of = [&](const auto& tensor) ATTNOPS_INLINE_LAMBDA {
@@ -305,9 +324,10 @@ HWY_INLINE void ForEachRowSet(const EncodingProblem& problem, const EncodingRegi
   const std::int64_t x_step = step_of(problem.x);
   const std::int64_t d_out_step = step_of(problem.d_out);
   const std::int64_t out_step = step_of(problem.out);
-  const std::int64_t cos_step = tokens_inner      ? table.rows * 2 * table.width
-                                : table.rows == 1 ? 0
-                                                  : 2 * table.width;
+  const std::int64_t cos_step = tokens_inner ? table.TokenStride() : table.RowStride();
+  const std::int64_t step_step = table.steps == nullptr ? 0
+                                 : tokens_inner         ? 2 * table.width
+                                                        : table.block * table.RowStride();
   const std::int64_t columns_step = tokens_inner || columns.data == nullptr ? 0 : columns.size;
 
   Row<T> rows[kRowSet];
@@ -328,8 +348,8 @@ HWY_INLINE void ForEachRowSet(const EncodingProblem& problem, const EncodingRegi
           next.d_out += d_out_step;
         }
         rows[count] = row;
-        row = {row.x + x_step, row.d_out + d_out_step, row.out + out_step, row.cos + cos_step,
-               row.columns + columns_step};
+        row = {row.x + x_step,     row.d_out + d_out_step, row.out + out_step,
+               row.cos + cos_step, row.step + step_step,   row.columns + columns_step};
         if (++count == kRowSet) {
           Kernel::template Run<kRowSet>(shape, rows, scratch);
           count = 0;
