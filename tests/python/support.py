@@ -17,6 +17,24 @@ def error_of(operator: str, call: Callable[[], object], argument: str) -> str:
     return text
 
 
+def assert_batches_are_independent(
+    operator: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, out_features: int
+) -> None:
+    """The same bits for a batch alone and among others, whose angles it shares then."""
+
+    def passes(part: torch.Tensor, d_out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        part = part.detach().requires_grad_()
+        out = operator(part)
+        return out.detach(), torch.autograd.grad(out, part, d_out)[0]
+
+    d_out = torch.randn(*x.shape[:-1], out_features).to(x.dtype)
+    together = passes(x, d_out)
+    for b in range(x.shape[0]):
+        alone = passes(x[b : b + 1], d_out[b : b + 1])
+        for result, expected in zip(alone, together, strict=True):
+            assert torch.equal(result[0], expected[b])
+
+
 def saved_elements(call: Callable[[], object]) -> int:
     """How many elements the call keeps for its backward."""
     saved = 0

@@ -259,6 +259,20 @@ def test_memory_that_no_policy_changes_is_measured_once(fake_workers, direction,
         assert set(table["rows"]["16"]["cells"]) == set(columns)
 
 
+def test_forwards_that_keep_nothing_are_timed_once(fake_workers):
+    workers = fake_workers()
+    only = ["--only", "flao-speed-*", "--peers", "lao_to", "--sizes", "16"]
+    assert cli.main([*only, "--output", "out"]) == 0
+    jobs = Counter((j["direction"], j["options"]["keep"], j["mode"]) for j in workers.jobs)
+    tables = [("fwd", "none"), *(("bwd", keep) for keep in KEEPS)]
+    assert jobs == Counter((*table, mode) for table in tables for mode in ("kept", "plain"))
+    for keep in KEEPS:
+        assert list(Path("out").glob(f"flao-speed-fwd-*@{keep}.csv"))
+    document = json.loads(Path("out/results.json").read_text())
+    for table in document["tables"].values():
+        assert set(table["rows"]["16"]["cells"]["attnops"]) == {"kept", "plain"}
+
+
 def test_a_full_run_times_the_plain_process_at_a_few_sizes(fake_workers):
     workers = fake_workers()
     only = "lrpe_rotate-speed-fwd-*-act_none-*"

@@ -17,7 +17,7 @@ from lrpe_cases import (
     make_theta,
     strided_tensors,
 )
-from support import central_differences
+from support import assert_batches_are_independent, central_differences
 from tolerances import assert_close
 
 
@@ -214,6 +214,14 @@ def test_same_bits_with_any_number_of_threads(act, dim, dtype):
     for out, dx in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(dx, results[0][1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [1, 5])
+def test_a_batch_does_not_depend_on_the_others(dtype, heads):
+    x = torch.randn(4, 100, heads, 70).to(dtype)
+    theta = make_theta(heads, 35)
+    assert_batches_are_independent(lambda x: attnops.lrpe_rotate(x, theta, offset=10**9), x, 70)
 
 
 @st.composite

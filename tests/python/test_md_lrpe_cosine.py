@@ -18,7 +18,7 @@ from lrpe_cases import (
     make_theta,
     strided_tensors,
 )
-from support import central_differences
+from support import assert_batches_are_independent, central_differences
 from tolerances import assert_close
 
 # (shape, l): 1-d to 4-d, with and without tokens in front.
@@ -310,6 +310,14 @@ def test_same_bits_with_any_number_of_threads(act, dim, dtype, with_table):
     for out, dx in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(dx, results[0][1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "l"), [((100,), 0), ((100,), 10), ((9, 11), 3)])
+def test_a_batch_does_not_depend_on_the_others(dtype, shape, l):
+    x = torch.randn(4, 3, l + math.prod(shape), 70).to(dtype)
+    theta = make_theta(3, 70)
+    assert_batches_are_independent(lambda x: attnops.md_lrpe_cosine(x, theta, shape, l=l), x, 140)
 
 
 @st.composite

@@ -6,6 +6,7 @@ and `plain` in speed tables, `memory` in memory tables.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -82,9 +83,8 @@ class Results:
         rows = self.tables.get(table.id, {"rows": {}})["rows"]
         return n in rows and all(mode in rows[n]["cells"].get(c, {}) for c in columns)
 
-    def borrow(self, table: Table, column: Column, sizes: list[int]) -> None:
-        """Memory of a column from a table that differs in nothing that matters to it."""
-        regardless = {*column.regardless, *table.regardless}
+    def _like(self, table: Table, regardless: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Tables that differ in nothing but these options."""
 
         def same(data: dict[str, Any]) -> bool:
             kept = {k: v for k, v in data["options"].items() if k not in regardless}
@@ -92,7 +92,21 @@ class Results:
             keys = ("operator", "kind", "direction", "dtype")
             return kept == wanted and all(data[key] == getattr(table, key) for key in keys)
 
-        for data in [data for data in self.tables.values() if same(data)]:
+        return [data for data in self.tables.values() if same(data)]
+
+    def borrow_rows(self, table: Table, sizes: list[int]) -> None:
+        """Whole rows from a table that differs in nothing that matters to any column."""
+        if not table.regardless:
+            return
+        own = self.tables[table.id]["rows"]
+        for data in self._like(table, table.regardless):
+            for n in sizes:
+                if n in data["rows"] and n not in own:
+                    own[n] = copy.deepcopy(data["rows"][n])
+
+    def borrow(self, table: Table, column: Column, sizes: list[int]) -> None:
+        """Memory of a column from a table that differs in nothing that matters to it."""
+        for data in self._like(table, column.regardless):
             for n in sizes:
                 cell = data["rows"].get(n, {"cells": {}})["cells"].get(column.name, {})
                 if "memory" in cell:

@@ -70,7 +70,13 @@ class Runner:
     def run(self, table: Table, sizes: list[int]) -> None:
         columns = columns_of(table, self._settings.peers)
         self._results.begin(table, columns)
-        if not self.left(table, sizes):
+        before = self.left(table, sizes)
+        self._results.borrow_rows(table, sizes)
+        left = self.left(table, sizes)
+        if left < before:
+            self._advance(before - left)
+            self._results.save()
+        if not left:
             return
         try:
             if table.kind == "speed":
