@@ -160,6 +160,14 @@ def test_time_budget_holds_for_the_first_size_too():
     assert len(cells) == 2
 
 
+def test_attnops_is_timed_with_fewer_rounds_rather_than_not():
+    columns = {c.name: c for c in OPERATOR.columns}
+    job = {"cell_seconds": 20.0}
+    seconds = (0.0, 1.0, 6.0, 9.0, 30.0)
+    assert [measure._fewest_rounds(columns["attnops"], s, job) for s in seconds] == [3, 3, 2, 1, 1]
+    assert [measure._fewest_rounds(columns["to"], s, job) for s in seconds] == [3] * 5
+
+
 def test_the_next_size_is_foretold_by_what_it_moves(monkeypatch):
     """In two dimensions the double size takes four times as long."""
     seen = []

@@ -121,11 +121,11 @@ class Timed:
         self.wall = time.perf_counter() - began
         return self.seconds
 
-    def plan(self, rounds: int, budget: float) -> None:
+    def plan(self, rounds: int, fewest: int, budget: float) -> None:
         """Repeats that make a sample long enough, and as many rounds as the budget allows."""
         self.repeats = max(1, math.ceil(MIN_SAMPLE_SECONDS / max(self.seconds, 1e-7)))
         sample = self.wall + (self.repeats - 1) * self.seconds
-        affordable = max(MIN_ROUNDS, int(budget / sample))
+        affordable = max(fewest, int(budget / sample))
         self.rounds = min(rounds, affordable)
 
     def cell(self) -> Cell:
@@ -152,6 +152,14 @@ def _budget(column: Column, job: dict[str, Any]) -> float:
     return job["cell_seconds"] * (1.0 if column.role == "attnops" else PEER_SHARE)
 
 
+def _fewest_rounds(column: Column, seconds: float, job: dict[str, Any]) -> int:
+    """Of timed rounds; of attnops, which is to be seen at all sizes, as many as its time allows
+    after the check."""
+    if column.role != "attnops":
+        return MIN_ROUNDS
+    return min(MIN_ROUNDS, max(1, int(job["cell_seconds"] / max(seconds, 1e-9)) - 1))
+
+
 def _warm_up(
     columns: list[Timed],
     job: dict[str, Any],
@@ -175,7 +183,8 @@ def _warm_up(
         if late or (turn > 0 and settled):
             break
     for timed in list(columns):
-        if over := over_time(timed.wall * MIN_ROUNDS, _budget(timed.column, job)):
+        rounds = _fewest_rounds(timed.column, timed.wall, job)
+        if over := over_time(timed.wall * rounds, _budget(timed.column, job)):
             emit(timed.column, over)
             columns.remove(timed)
 
@@ -196,9 +205,11 @@ def _admit(
     for column in columns:
         needed = operator.peak_bytes(case, column) * FRAGMENTATION
         # The check, a round before the timed ones if it compiles, and the fewest of those.
-        rounds = MIN_ROUNDS + (2 if column.compiled else 1)
-        seconds = expected.get(column.name, 0.0) * rounds
-        over = over_memory(needed, job["memory"]) or over_time(seconds, _budget(column, job))
+        seconds = expected.get(column.name, 0.0)
+        rounds = _fewest_rounds(column, seconds, job) + (2 if column.compiled else 1)
+        over = over_memory(needed, job["memory"]) or over_time(
+            seconds * rounds, _budget(column, job)
+        )
         if over:
             emit(column, over)
             continue
@@ -241,7 +252,8 @@ def _speed_row(
     admitted = _admit(operator, case, columns, inputs, job, expected, starting, emit_cell)
     _warm_up(admitted, job, starting, emit_cell)
     for timed in admitted:
-        timed.plan(job["rounds"], TIMED_SHARE * job["cell_seconds"])
+        fewest = _fewest_rounds(timed.column, timed.wall, job)
+        timed.plan(job["rounds"], fewest, TIMED_SHARE * job["cell_seconds"])
     gc.collect()
     gc.disable()
     try:
