@@ -228,7 +228,11 @@ def _measure(
     # A log file has no use for ten lines a second.
     interval = 0.1 if sys.stderr.isatty() else 10.0
     with tqdm(bar_format=form, dynamic_ncols=True, mininterval=interval) as bar:
-        runner = Runner(settings, results, bar.update)
+
+        def advance(weight: float) -> None:
+            bar.update(min(weight, bar.total - bar.n))  # rounded sums may end beyond their total
+
+        runner = Runner(settings, results, advance)
         bar.reset(total=sum(runner.left(t, _sizes(args, t)) for t in tables))
         for table in tables:  # as they are shown
             results.begin(table, columns_of(table, settings.peers))
