@@ -26,7 +26,7 @@ MIN_ROUNDS = 3
 # run has some thousand cells, most of them far from their limit.
 TIMED_SHARE, WARMUP_SHARE = 0.03, 0.02
 # Of a cell's seconds what a peer has; the rest is for attnops alone, which is to be seen at all
-# sizes. The slowest peers, which miss it at the largest sizes, are never the best ones.
+# sizes. At the largest ones even the best peer may miss it: the row then says so.
 PEER_SHARE = 0.6
 # In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
@@ -313,20 +313,19 @@ def _release() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def _peak(operator: Operator, case: Case, column: Column, check: bool) -> Cell:
-    """Peak memory of the pass with its inputs, after a first run that compiles and is checked.
+def _peak(operator: Operator, case: Case, column: Column) -> Cell:
+    """Peak memory of the pass with its inputs, after a first run that compiles and checks.
 
     What the function of a column holds (a table) counts as an input, unless it is compiled code.
     """
     inputs = operator.inputs(case)
     function = operator.function(case, column, inputs)
     result = _pass_once(function, inputs)
-    if check:
-        checked = result if inputs.d_out is None else result[1]
-        if problem := operator.checker(case, inputs)(column, checked):
-            return {"error": problem}
-        del checked
-    del inputs, result
+    checked = result if inputs.d_out is None else result[1]
+    problem = operator.checker(case, inputs)(column, checked)
+    if problem:
+        return {"error": problem}
+    del inputs, result, checked
     if not column.compiled:
         del function
     _release()
@@ -340,12 +339,9 @@ def _peak(operator: Operator, case: Case, column: Column, check: bool) -> Cell:
 
 
 def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
-    """Rows of one column of a memory table, sizes ascending.
-
-    The first size is checked; the timed tables check all of them.
-    """
+    """Rows of one column of a memory table, sizes ascending."""
     by_name = {c.name: c for c in operator.columns}
-    check, per_byte = job["check"], job["per_byte"]  # per_byte is that of a smaller size
+    per_byte = job["per_byte"]  # of a smaller size
     for row in job["rows"]:
         case = case_at(row["n"])
         column = by_name[row["columns"][0]]
@@ -358,12 +354,11 @@ def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Cas
         cell = cell or over_time(per_byte * moved, _budget(column, job))
         if cell is None:
             try:
-                cell = _peak(operator, case, column, check)
+                cell = _peak(operator, case, column)
             except Exception as error:  # shown in the cell; the other sizes go on
                 cell = failure(error)
             # Compiling is in it, so only a size that took longer than that foretells the next.
             seconds = time.perf_counter() - began
             per_byte = (seconds - COMPILE_SECONDS) / moved
             cell["per_byte"] = per_byte
-            check = False
         emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})

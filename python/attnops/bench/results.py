@@ -112,12 +112,12 @@ class Results:
                 if "memory" in cell:
                     self.add(table, n, column.name, "memory", cell["memory"])
 
-    def next_smaller(self, table: Table, n: int, column: str) -> dict[str, Any]:
-        """The memory of the next smaller size; empty if it is not there."""
+    def per_byte(self, table: Table, n: int, column: str) -> float:
+        """Seconds that the memory of the next smaller size took, a byte; 0 if it is not there."""
         rows = self.tables[table.id]["rows"]
         smaller = max((size for size in rows if size < n), default=None)
         cells = rows[smaller]["cells"] if smaller is not None else {}
-        return cells.get(column, {}).get("memory", {})
+        return cells.get(column, {}).get("memory", {}).get("per_byte", 0.0)
 
     def add(self, table: Table, n: int, column: str, mode: str, cell: dict[str, Any]) -> None:
         self._row(table, n)["cells"].setdefault(column, {})[mode] = cell

@@ -183,9 +183,7 @@ class Runner:
             job = self._job(table, mode, rows)
             job["cell_seconds"] *= at_once  # they share the processors
             if table.kind == "memory":
-                smaller = self._results.next_smaller(table, *left[0])
-                job["per_byte"] = smaller.get("per_byte", 0.0)
-                job["check"] = not smaller
+                job["per_byte"] = self._results.per_byte(table, *left[0])
             problem = self._workers.run(job, on_event, keep=keep)
             if problem is None or problem == STOPPED:
                 return
