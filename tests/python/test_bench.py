@@ -149,14 +149,15 @@ def test_a_column_that_raises_is_an_error(monkeypatch):
 def test_memory_budget_is_shown_with_the_estimate(monkeypatch):
     monkeypatch.setattr(measure, "memory_available", lambda: 1)
     cells = cells_of(speed_job(["attnops", "to"]))
-    assert cells["to"] == {"budget": "~0 GB > 0 GB"}
-    assert measure.over_memory(31 * 2**30, 22 * 2**30) == {"budget": "~31 GB > 22 GB"}
-    assert measure.over_time(45.0, 20.0) == {"budget": "~45 s > 20 s"}
+    assert cells["to"] == {"budget": "~0 GB > 0 GB", "of": "memory"}
+    over_memory = {"budget": "~31 GB > 22 GB", "of": "memory"}
+    assert measure.over_memory(31 * 2**30, 22 * 2**30) == over_memory
+    assert measure.over_time(45.0, 20.0) == {"budget": "~45 s > 20 s", "of": "time"}
 
 
 def test_time_budget_holds_for_the_first_size_too():
     cells = cells_of(speed_job(["attnops", "to"], cell_seconds=1e-9))
-    assert all(cell == {"budget": "~0 s > 0 s"} for cell in cells.values())
+    assert all(cell == {"budget": "~0 s > 0 s", "of": "time"} for cell in cells.values())
     assert len(cells) == 2
 
 
@@ -199,7 +200,7 @@ def test_memory_cells_have_a_time_budget(monkeypatch):
 
     first, second = cells((16, 32), 0.0)
     assert first["value"] == 1.0
-    assert second == {"budget": "~190 s > 120 s"}
+    assert second == {"budget": "~190 s > 120 s", "of": "time"}
     # Another process knows what the smaller size took.
     assert cells((32,), first["per_byte"]) == [second]
     # A peer does not have all the time that attnops has.
@@ -251,7 +252,7 @@ def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
         "attnops": {"value": 2.0},
         "to": {"value": 30.0},
         "toc": {"value": 8.0},
-        "to_up": {"budget": "~31 GB > 22 GB"},
+        "to_up": {"budget": "~31 GB > 22 GB", "of": "memory"},
         "toc_up": {"error": "wrong result"},
         "toc_free": {"value": 4.0},
     }.items():
@@ -271,6 +272,26 @@ def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
     text = results.text(table)
     assert text.startswith(f"{table.title}:\n")
     assert "n=256 toc_up (kept): wrong result" in text
+
+
+@pytest.mark.parametrize(
+    ("quicker", "of", "faster"),
+    # A peer that was quicker and is over its time may still be the best; over the memory it is out.
+    [(True, "time", math.nan), (False, "time", 2.0), (True, "memory", 2.0)],
+)
+def test_no_ratio_over_the_second_best_peer(tmp_path, quicker, of, faster):
+    results = Results(tmp_path, {})
+    table = OPERATOR.tables(12, "bf16")[0]
+    results.begin(table, list(OPERATOR.columns))
+    results.add(table, 256, "attnops", "kept", {"value": 1.0})
+    results.add(table, 256, "to", "kept", {"value": 1.5 if quicker else 2.5})
+    results.add(table, 256, "toc", "kept", {"value": 2.0})
+    results.add(table, 512, "attnops", "kept", {"value": 2.0})
+    results.add(table, 512, "to", "kept", {"budget": "more than there is", "of": of})
+    results.add(table, 512, "toc", "kept", {"value": 4.0})
+    shown = results.frame(table)["faster than the best peer by"]
+    assert shown[0] == (1.5 if quicker else 2.0)
+    assert shown[1] == pytest.approx(faster, nan_ok=True)
 
 
 class DyingWorkers:

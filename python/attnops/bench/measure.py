@@ -26,7 +26,7 @@ MIN_ROUNDS = 3
 # run has some thousand cells, most of them far from their limit.
 TIMED_SHARE, WARMUP_SHARE = 0.03, 0.02
 # Of a cell's seconds what a peer has; the rest is for attnops alone, which is to be seen at all
-# sizes. At the largest ones even the best peer may miss it: the row then says so.
+# sizes. At the largest ones even the best peer may miss it; no ratio is shown then.
 PEER_SHARE = 0.6
 # In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
@@ -54,13 +54,13 @@ def memory_available() -> int:
 def over_memory(needed: float, available: float) -> Cell | None:
     if needed <= available:
         return None
-    return {"budget": f"~{needed / GIB:.0f} GB > {available / GIB:.0f} GB"}
+    return {"budget": f"~{needed / GIB:.0f} GB > {available / GIB:.0f} GB", "of": "memory"}
 
 
 def over_time(needed: float, budget: float) -> Cell | None:
     if needed <= budget:
         return None
-    return {"budget": f"~{needed:.0f} s > {budget:.0f} s"}
+    return {"budget": f"~{needed:.0f} s > {budget:.0f} s", "of": "time"}
 
 
 def failure(error: Exception) -> Cell:

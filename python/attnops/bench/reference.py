@@ -44,6 +44,15 @@ def tolerance(dtype: str, *, roundings: int, depth: int, angle_error: float = 0.
     return Tolerance(float(relative), 2 * roundings * SUBNORMAL[dtype])
 
 
+def cos_sin(positions: int, theta: NDArray[np.float32]) -> tuple[Array, Array]:
+    """Of the positions below `positions`, times theta: (positions, angles) each.
+
+    The angles are exact: a position has at most 29 bits, a float32 24.
+    """
+    angle = np.arange(positions, dtype=np.float64)[:, None] * theta.astype(np.float64)
+    return np.cos(angle), np.sin(angle)
+
+
 def activation(x: Array, act: str, axis: int | None) -> Array:
     if act == "none":
         return x

@@ -1,7 +1,7 @@
 """The results of a run: kept in one JSON document, written as JSON and CSV.
 
-A cell is `{"value", ...}` in ms or MB, `{"error": text}` or `{"budget": text}`, by mode: `kept`
-and `plain` in speed tables, `memory` in memory tables.
+A cell is `{"value", ...}` in ms or MB, `{"error": text}` or `{"budget": text, "of": "time" or
+"memory"}`, by mode: `kept` and `plain` in speed tables, `memory` in memory tables.
 """
 
 from __future__ import annotations

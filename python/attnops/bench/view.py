@@ -53,9 +53,26 @@ def best_peer(data: Data, n: int) -> str | None:
 
 
 def faster(data: Data, n: int) -> float:
-    """The best peer's figure over that of attnops."""
+    """The best peer's figure over that of attnops; NaN if a better peer was left out."""
     best = best_peer(data, n)
-    return value(data, n, best) / value(data, n, own(data)) if best else math.nan
+    if best is None or _better_left_out(data, n, best):
+        return math.nan
+    return value(data, n, best) / value(data, n, own(data))
+
+
+def _better_left_out(data: Data, n: int, best: str) -> bool:
+    """Whether a peer that is over its time was quicker than `best` where both were timed last.
+
+    One that is over the memory cannot run here, however quick it may be.
+    """
+    smaller = sorted((size for size in data["rows"] if size < n), reverse=True)
+    for name, role in data["columns"].items():
+        if role != "peer" or cell(data, n, name).get("of") != "time":
+            continue
+        ratios = (value(data, size, name) / value(data, size, best) for size in smaller)
+        if next((ratio for ratio in ratios if not math.isnan(ratio)), math.inf) < 1:
+            return True
+    return False
 
 
 def share(data: Data, n: int) -> float:

@@ -184,8 +184,7 @@ class _Slice:
         axis = None if case.options["q_dim"] is None else 1
         self._acts = ((case.options["q_act"], axis), ("silu", None), ("none", None), ("silu", None))
         self._args = args
-        angle = np.arange(case.n, dtype=np.longdouble)[:, None] * theta.astype(np.longdouble)
-        self._cos, self._sin = (f(angle).astype(np.float64) for f in (np.cos, np.sin))
+        self._cos, self._sin = reference.cos_sin(case.n, theta)
         y = [reference.activation(x, *act) for x, act in zip(args, self._acts, strict=True)]
         ready = [self._encoded(y[0]), self._encoded(y[1]), y[2], y[3]]
         sizes = [np.tile(np.abs(y[0]), 2), np.tile(np.abs(y[1]), 2), np.abs(y[2]), np.abs(y[3])]

@@ -163,8 +163,7 @@ def _expected(
     """The result for one (batch, head), x (N,D), theta (E,), and the scale of its error."""
     act, dim = case.options["act"], case.options["dim"]
     axis = {None: None, -1: 1, 1: 0}[dim]
-    angle = np.arange(case.n, dtype=np.longdouble)[:, None] * theta.astype(np.longdouble)
-    cos, sin = np.cos(angle).astype(np.float64), np.sin(angle).astype(np.float64)
+    cos, sin = reference.cos_sin(case.n, theta)
     y = reference.activation(x, act, axis) if d_out is None else d_out
     sin = sin if d_out is None else -sin
     u, v = y[:, :HALF], y[:, HALF:]

@@ -180,10 +180,9 @@ def _expected(
     index = np.indices(sides).reshape(len(sides), -1)
     begin = 0
     for axis, count in enumerate(_features(case)):
-        positions = np.arange(case.n, dtype=np.longdouble)[:, None]
-        angle = positions * theta[:count].astype(np.longdouble)
-        cos[l:, begin : begin + count] = np.cos(angle)[index[axis]]
-        sin[l:, begin : begin + count] = np.sin(angle)[index[axis]]
+        axis_cos, axis_sin = reference.cos_sin(case.n, theta[:count])
+        cos[l:, begin : begin + count] = axis_cos[index[axis]]
+        sin[l:, begin : begin + count] = axis_sin[index[axis]]
         begin += count
     if d_out is None:
         return np.concatenate([x * cos, x * sin], axis=1), np.tile(np.abs(x), 2)
