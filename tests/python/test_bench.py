@@ -155,6 +155,17 @@ def test_memory_budget_is_shown_with_the_estimate(monkeypatch):
     assert measure.over_time(45.0, 20.0) == {"budget": "~45 s > 20 s", "of": "time"}
 
 
+def test_the_limits_of_a_row_are_there_even_if_the_process_ends_in_it(monkeypatch):
+    measured = iter([{"bandwidth": 1.0, "fma": 4.0}, {"bandwidth": 2.0, "fma": 3.0}])
+    monkeypatch.setattr(measure, "limits", lambda: next(measured))
+    events = []
+    worker.run(speed_job(["attnops"]), events.append)
+    kinds = [event["event"] for event in events]
+    assert kinds.index("limits") < kinds.index("cell")
+    found = [event["limits"] for event in events if event["event"] == "limits"]
+    assert found == [{"bandwidth": 1.0, "fma": 4.0}, {"bandwidth": 2.0, "fma": 4.0}]
+
+
 def test_time_budget_holds_for_the_first_size_too():
     cells = cells_of(speed_job(["attnops", "to"], cell_seconds=1e-9))
     assert all(cell == {"budget": "~0 s > 0 s", "of": "time"} for cell in cells.values())

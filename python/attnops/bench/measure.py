@@ -247,7 +247,6 @@ def _speed_row(
         for column in columns:  # not even the inputs fit
             emit_cell(column, over)
         return {}
-    kept = job["mode"] == "kept"
     inputs = operator.inputs(case)
     admitted = _admit(operator, case, columns, inputs, job, expected, starting, emit_cell)
     _warm_up(admitted, job, starting, emit_cell)
@@ -269,12 +268,13 @@ def _speed_row(
         gc.enable()
     for timed in admitted:
         emit_cell(timed.column, timed.cell())
-    if kept:
-        before, after = job["limits"], limits()
-        best = {name: max(before[name], after[name]) for name in before}
-        emit({"event": "limits", "n": case.n, "limits": best})
-        job["limits"] = after
     return {t.column.name: t.wall - (t.repeats - 1) * float(np.median(t.samples)) for t in admitted}
+
+
+def _release() -> None:
+    gc.collect()
+    attnops.empty_cache()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
@@ -284,15 +284,22 @@ def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case
 
     torch._functorch.config.donated_buffer = False
     job = {**job, "memory": memory_available()}
-    if job["mode"] == "kept":
-        job["limits"] = limits()  # measured again after each row, which is before the next one
+    kept = job["mode"] == "kept"
+    before = limits() if kept else {}  # measured again after each row, which is before the next one
     by_name = {c.name: c for c in operator.columns}
     expected: dict[str, float] = {}
     for row, following in zip(job["rows"], [*job["rows"][1:], None], strict=True):
         columns = [by_name[name] for name in row["columns"]]
         reset_compiler(columns)
+        if kept:  # in case the process does not live to measure them again
+            emit({"event": "limits", "n": row["n"], "limits": before})
         seconds = _speed_row(operator, case_at(row["n"]), columns, job, expected, emit)
-        gc.collect()
+        _release()  # chunks of this size would lie about unused and crowd the next
+        if kept:
+            after = limits()
+            best = {name: max(before[name], after[name]) for name in before}
+            emit({"event": "limits", "n": row["n"], "limits": best})
+            before = after
         if following:
             moved = [operator.cost(case_at(r["n"])).moved for r in (row, following)]
             growth = moved[1] / moved[0]
@@ -305,12 +312,6 @@ def _pass_once(function: Callable[..., torch.Tensor], inputs: Inputs) -> Any:
             return function(*inputs.args)
     out = function(*inputs.args)
     return out, torch.autograd.grad(out, inputs.differentiable, inputs.d_out)
-
-
-def _release() -> None:
-    gc.collect()
-    attnops.empty_cache()
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _peak(operator: Operator, case: Case, column: Column) -> Cell:
