@@ -286,11 +286,16 @@ def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("quicker", "of", "faster"),
-    # A peer that was quicker and is over its time may still be the best; over the memory it is out.
-    [(True, "time", math.nan), (False, "time", 2.0), (True, "memory", 2.0)],
+    ("quicker", "cell", "faster"),
+    # A peer that was quicker and is not there may still be the best; over the memory it is out.
+    [
+        (True, {"budget": "~45 s > 20 s", "of": "time"}, math.nan),
+        (True, {"error": "worker ended by SIGKILL"}, math.nan),
+        (False, {"budget": "~45 s > 20 s", "of": "time"}, 2.0),
+        (True, {"budget": "~31 GB > 22 GB", "of": "memory"}, 2.0),
+    ],
 )
-def test_no_ratio_over_the_second_best_peer(tmp_path, quicker, of, faster):
+def test_no_ratio_over_the_second_best_peer(tmp_path, quicker, cell, faster):
     results = Results(tmp_path, {})
     table = OPERATOR.tables(12, "bf16")[0]
     results.begin(table, list(OPERATOR.columns))
@@ -298,7 +303,7 @@ def test_no_ratio_over_the_second_best_peer(tmp_path, quicker, of, faster):
     results.add(table, 256, "to", "kept", {"value": 1.5 if quicker else 2.5})
     results.add(table, 256, "toc", "kept", {"value": 2.0})
     results.add(table, 512, "attnops", "kept", {"value": 2.0})
-    results.add(table, 512, "to", "kept", {"budget": "more than there is", "of": of})
+    results.add(table, 512, "to", "kept", cell)
     results.add(table, 512, "toc", "kept", {"value": 4.0})
     shown = results.frame(table)["faster than the best peer by"]
     assert shown[0] == (1.5 if quicker else 2.0)

@@ -61,13 +61,14 @@ def faster(data: Data, n: int) -> float:
 
 
 def _better_left_out(data: Data, n: int, best: str) -> bool:
-    """Whether a peer that is over its time was quicker than `best` where both were timed last.
+    """Whether a peer without a figure was quicker than `best` where both were timed last.
 
     One that is over the memory cannot run here, however quick it may be.
     """
     smaller = sorted((size for size in data["rows"] if size < n), reverse=True)
     for name, role in data["columns"].items():
-        if role != "peer" or cell(data, n, name).get("of") != "time":
+        missing = cell(data, n, name)
+        if role != "peer" or "value" in missing or missing.get("of") == "memory":
             continue
         ratios = (value(data, size, name) / value(data, size, best) for size in smaller)
         if next((ratio for ratio in ratios if not math.isnan(ratio)), math.inf) < 1:
