@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <type_traits>
 
 #include "attnops/parallel.h"
 #include "tests/ops/md_lrpe_cosine_case.h"
@@ -115,6 +116,47 @@ TEST(MdLrpeCosineThreads, LongSequencesAgainstTheReference) {
         OnEveryTarget([&] { c.CheckAll(); });
       }
     }
+  }
+}
+
+// Many batches together, too large for the caches, are gone through in an order of their own; each
+// gets what it gets alone.
+TEST(MdLrpeCosineThreads, ManyBatchesAsEachAlone) {
+  const ParallelRestorer restorer;
+  const std::int64_t batch = 5, heads = 3;
+  CosineCase c({.batch = batch,
+                .heads = heads,
+                .shape = {100, 44},
+                .l = 11,
+                .features = 128,
+                .theta_heads = heads});
+  const auto of_batch = [&](auto view, std::int64_t b) {
+    auto* data = static_cast<std::conditional_t<
+        std::is_const_v<std::remove_pointer_t<decltype(view.data())>>, const float*, float*>>(
+        view.data());
+    Dims shape = view.shape();
+    shape[0] = 1;
+    return decltype(view)(data + b * view.stride(0), DType::kFloat32, shape);
+  };
+  c.BuildTable();
+  for (const Activation& act : kCosinePaths) {
+    SCOPED_TRACE(Describe(act));
+    const MdLrpeCosineOptions options = {c.spec().shape, c.spec().l, 0, act};
+    c.dx.Poison();
+    for (std::int64_t b = 0; b < batch; ++b) {
+      MdLrpeCosineBackward(of_batch(c.x.view(), b), c.theta.view(), of_batch(c.d_out.view(), b),
+                           of_batch(c.dx.view(), b), options);
+    }
+    const std::vector<std::uint8_t> expected = c.dx.memory();
+    const auto expect_same = [&](int threads, const auto& backward, const GuardedTensor& angles) {
+      SetNumThreads(threads);
+      c.dx.Poison();
+      backward(c.x.view(), angles.view(), c.d_out.view(), c.dx.view(), options);
+      EXPECT_TRUE(c.dx.memory() == expected) << threads << " threads";
+    };
+    expect_same(1, MdLrpeCosineBackward, c.theta);
+    expect_same(5, MdLrpeCosineBackward, c.theta);
+    expect_same(2, MdLrpeCosineBackwardWithTable, c.table);
   }
 }
 

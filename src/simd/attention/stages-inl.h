@@ -301,99 +301,81 @@ struct RunAngles {
   const float* steps = nullptr;
 };
 
-// f(angles) where angles(row) are those of a row; not called for tokens without a position.
-template <class F>
+// f<Kind>(angles) where angles(row) are those of a row, and Kind is E or, for tokens without a
+// position, Unplaced<E>.
+template <class E, class F>
 HWY_INLINE void WithAngles(const StageShape& shape, const RunAngles& run, const F& f) {
   const auto at = [&shape](const float* rows, std::int64_t row) ATTNOPS_INLINE_LAMBDA {
     return TableAngles{rows + static_cast<std::size_t>(row) * 2 * shape.width, shape.width};
   };
-  if (run.steps != nullptr) {
-    f([&](std::int64_t row) ATTNOPS_INLINE_LAMBDA {
+  if (run.table == nullptr) {
+    f.template operator()<Unplaced<E>>([](std::int64_t)
+                                           ATTNOPS_INLINE_LAMBDA { return NoAngles(); });
+  } else if (run.steps != nullptr) {
+    f.template operator()<E>([&](std::int64_t row) ATTNOPS_INLINE_LAMBDA {
       return SteppedAngles{at(run.table, 0), at(run.steps, row)};
     });
   } else {
-    f([&](std::int64_t row) ATTNOPS_INLINE_LAMBDA { return at(run.table, row); });
+    f.template operator()<E>([&](std::int64_t row)
+                                 ATTNOPS_INLINE_LAMBDA { return at(run.table, row); });
   }
 }
 
-// body(row, j, n) for the chunks of a part of `count` rows.
-template <class Body>
-HWY_INLINE void ForEachChunkOfRows(const StageShape& shape, std::int64_t count, const Body& body) {
-  for (std::size_t j = 0; j < shape.part; j += ChunkSize()) {
-    const std::size_t n = std::min(ChunkSize(), shape.part - j);
-    for (std::int64_t row = 0; row < count; ++row) body(row, j, n);
+// A chunk of each of kParts parts of a row of a block.
+template <int kParts>
+HWY_INLINE Piece<kParts, 1> LoadParts(const StageShape& shape, const Panels& block,
+                                      std::int64_t row, std::size_t j) {
+  if constexpr (kParts == 1) {
+    return LoadPanels<1>(block, row, j);
+  } else {
+    return Join(LoadPanels<1>(block, row, j), LoadPanels<1>(shape.PartOf(block, 1), row, j));
   }
+}
+template <int kParts>
+HWY_INLINE void StoreParts(const StageShape& shape, const Piece<kParts, 1>& piece,
+                           const Panels& block, std::int64_t row, std::size_t j) {
+  if constexpr (kParts == 1) {
+    StorePanels<1>(piece, block, row, j);
+  } else {
+    StorePanels<1>(FirstHalf(piece), block, row, j);
+    StorePanels<1>(SecondHalf(piece), shape.PartOf(block, 1), row, j);
+  }
+}
+
+// Rows of a block become f<Kind>(piece, angles, j, n), of which `to` parts are left of `from`.
+template <class E, int kFrom, int kTo, class F>
+HWY_INLINE void RewriteRows(const StageShape& shape, const Panels& block, std::int64_t count,
+                            const RunAngles& run, const F& f) {
+  WithAngles<E>(shape, run, [&]<class Kind>(const auto& angles) ATTNOPS_INLINE_LAMBDA {
+    for (std::size_t j = 0; j < shape.part; j += ChunkSize()) {
+      const std::size_t n = std::min(ChunkSize(), shape.part - j);
+      for (std::int64_t row = 0; row < count; ++row) {
+        const Piece<kTo, 1> piece =
+            f.template operator()<Kind>(LoadParts<kFrom>(shape, block, row, j), angles(row), j, n);
+        StoreParts<kTo>(shape, piece, block, row, j);
+      }
+    }
+  });
 }
 
 // Encodes rows of a block in place.
 template <class E, typename T>
 HWY_NOINLINE void EncodeRows(const StageShape& shape, const Panels& block, std::int64_t count,
                              const RunAngles& run) {
-  const Panels second = shape.PartOf(block, 1);
-  const auto rewrite = [&](std::int64_t row, std::size_t j,
-                           const auto& encode) ATTNOPS_INLINE_LAMBDA {
-    Piece<E::kPlainParts, 1> y;
-    if constexpr (E::kPlainParts == 1) {
-      y = LoadPanels<1>(block, row, j);
-    } else {
-      y = Join(LoadPanels<1>(block, row, j), LoadPanels<1>(second, row, j));
-    }
-    const Piece<2, 1> encoded = encode(y);
-    StorePanels<1>(FirstHalf(encoded), block, row, j);
-    StorePanels<1>(SecondHalf(encoded), second, row, j);
-  };
-  if (run.table == nullptr) {
-    ForEachChunkOfRows(shape, count,
-                       [&](std::int64_t row, std::size_t j, std::size_t) ATTNOPS_INLINE_LAMBDA {
-                         rewrite(row, j, [](const auto& y) ATTNOPS_INLINE_LAMBDA {
-                           return E::template EncodeUnplaced<1>(y);
-                         });
-                       });
-    return;
-  }
-  WithAngles(shape, run, [&](const auto& angles) ATTNOPS_INLINE_LAMBDA {
-    ForEachChunkOfRows(shape, count,
-                       [&](std::int64_t row, std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-                         rewrite(row, j, [&](const auto& y) ATTNOPS_INLINE_LAMBDA {
-                           return EncodePiece<E, 1, T>(shape, y, angles(row), j, n);
-                         });
-                       });
-  });
+  RewriteRows<E, E::kPlainParts, 2>(
+      shape, block, count, run,
+      [&]<class Kind>(const auto& y, const auto& angles, std::size_t j, std::size_t n)
+          ATTNOPS_INLINE_LAMBDA { return EncodePiece<Kind, 1, T>(shape, y, angles, j, n); });
 }
 
 // The transpose of that.
 template <class E, typename T>
 HWY_NOINLINE void DecodeRows(const StageShape& shape, const Panels& block, std::int64_t count,
                              const RunAngles& run) {
-  const Panels second = shape.PartOf(block, 1);
-  const auto rewrite = [&](std::int64_t row, std::size_t j,
-                           const auto& decode) ATTNOPS_INLINE_LAMBDA {
-    const Piece<E::kPlainParts, 1> y =
-        decode(Join(LoadPanels<1>(block, row, j), LoadPanels<1>(second, row, j)));
-    if constexpr (E::kPlainParts == 1) {
-      StorePanels<1>(y, block, row, j);
-    } else {
-      StorePanels<1>(FirstHalf(y), block, row, j);
-      StorePanels<1>(SecondHalf(y), second, row, j);
-    }
-  };
-  if (run.table == nullptr) {
-    ForEachChunkOfRows(shape, count,
-                       [&](std::int64_t row, std::size_t j, std::size_t) ATTNOPS_INLINE_LAMBDA {
-                         rewrite(row, j, [](const auto& d) ATTNOPS_INLINE_LAMBDA {
-                           return E::template DecodeUnplaced<1>(d);
-                         });
-                       });
-    return;
-  }
-  WithAngles(shape, run, [&](const auto& angles) ATTNOPS_INLINE_LAMBDA {
-    ForEachChunkOfRows(shape, count,
-                       [&](std::int64_t row, std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-                         rewrite(row, j, [&](const auto& d) ATTNOPS_INLINE_LAMBDA {
-                           return DecodePiece<E, 1, T>(shape, d, angles(row), j, n);
-                         });
-                       });
-  });
+  RewriteRows<E, 2, E::kPlainParts>(
+      shape, block, count, run,
+      [&]<class Kind>(const auto& d, const auto& angles, std::size_t j, std::size_t n)
+          ATTNOPS_INLINE_LAMBDA { return DecodePiece<Kind, 1, T>(shape, d, angles, j, n); });
 }
 
 // f(row, rows, angles) for runs of the tokens [first, first + count), all of them where nothing is

@@ -27,6 +27,11 @@ constexpr std::int64_t kStepBytes = 2 << 20;
 constexpr std::int64_t kStreamBytes = 4 << 20;
 // Calls below this size are not worth waking a thread for.
 constexpr std::int64_t kSerialBytes = 64 << 10;
+// Where rows and results come from memory, at least this many streams pay, one of each batch; a
+// task then has so many blocks.
+constexpr std::int64_t kManyBytes = 32 << 20;
+constexpr std::int64_t kStreams = 4;
+constexpr std::int64_t kRunBlocks = 16;
 // More tasks than any sensible number of threads, so that none waits for the last.
 constexpr std::int64_t kTasks = 64;
 // Softmax over the sequence cuts it into at most this many pieces, and takes as many columns
@@ -124,14 +129,24 @@ struct Work {
 void RunBlocks(const Work& work, Scratch& scratch) {
   float* memory = scratch.Take<float>(work.workers * work.WorkerScratch());
   const std::int64_t B = work.problem.B;
-  const std::int64_t places = work.Blocks() * work.HeadGroups();
-  const std::int64_t parts = work.BatchParts(B, places);
-  RunTasks(places * parts, work.workers, [&](std::int64_t task, int worker) {
+  const std::int64_t blocks = work.Blocks(), groups = work.HeadGroups();
+  const std::int64_t parts = work.BatchParts(B, blocks * groups);
+  // With streams of all batches a task has some blocks of one head: the hardware follows them for
+  // longer.
+  const bool by_batch = work.problem.by_batch;
+  const std::int64_t run =
+      by_batch ? std::clamp<std::int64_t>(blocks * groups * parts / kTasks, 1, kRunBlocks) : 1;
+  const std::int64_t runs = DivideUp(blocks, run);
+  RunTasks(runs * groups * parts, work.workers, [&](std::int64_t task, int worker) {
     const std::int64_t part = task % parts;
     const std::int64_t place = task / parts;
-    work.Apply(work.RegionOf(place / work.HeadGroups(), place % work.HeadGroups(), 0,
-                             work.problem.H, B * part / parts, B * (part + 1) / parts),
-               memory + worker * work.WorkerScratch(), {});
+    const std::int64_t group = by_batch ? place / runs : place % groups;
+    const std::int64_t first = (by_batch ? place % runs : place / groups) * run;
+    for (std::int64_t block = first; block < std::min(first + run, blocks); ++block) {
+      work.Apply(
+          work.RegionOf(block, group, 0, work.problem.H, B * part / parts, B * (part + 1) / parts),
+          memory + worker * work.WorkerScratch(), {});
+    }
   });
 }
 
@@ -300,6 +315,11 @@ void RunEncoding(EncodingCall call) {
       problem.B * problem.N * problem.H * problem.part * out_parts * SizeOf(call.dtype);
   problem.stream = bytes >= kStreamBytes && IsAligned(problem, work.kernels, call.dtype);
   problem.tokens_inner = problem.H == 1 || (problem.N > 1 && problem.out.token < problem.out.head);
+  // It has the most reads under way, and pays where there are more of them than writes. Rows and
+  // results must have different sizes: else a load seems to read, by the last 12 bits of its
+  // address, what the batch before has just stored, and waits.
+  problem.by_batch = call.encoding == Encoding::kCosine && call.pass == Pass::kBackward &&
+                     problem.tokens_inner && problem.B >= kStreams && bytes >= kManyBytes;
   work.problem = problem;
   work.workers = bytes < kSerialBytes ? 1 : MaxWorkers();
 

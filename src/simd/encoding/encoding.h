@@ -37,6 +37,7 @@ struct EncodingProblem {
   std::int64_t encoded;  // of them those with an angle; the others pass
   std::int64_t prefix;   // tokens in front that pass; those after them are the angles' grid
   bool tokens_inner;     // whether a token's neighbour in memory is the next token, not head
+  bool by_batch;         // whether a token of all batches comes before the next token
   bool stream;           // whether the output bypasses the caches
 };
 
@@ -123,8 +124,8 @@ std::size_t AnglesScratch(const Angles& angles);
 void StartAngles(const EncodingKernels& kernels, const ConstTensorView& theta, Scratch& scratch,
                  Angles& angles);
 
-// One pass over tensors that were checked. Of `problem` all is given but `stream` and
-// `tokens_inner`.
+// One pass over tensors that were checked. Of `problem` all is given but `stream`, `tokens_inner`
+// and `by_batch`.
 struct EncodingCall {
   Encoding encoding;
   Pass pass;

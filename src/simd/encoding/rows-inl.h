@@ -138,6 +138,13 @@ struct SteppedAngles {
     return {NegMulAdd(a.sin, b.sin, Mul(a.cos, b.cos)), MulAdd(a.sin, b.cos, Mul(a.cos, b.sin))};
   }
 };
+// Those of a token without a position, which nothing reads.
+struct NoAngles {
+  template <int K>
+  HWY_INLINE CosSin<K> At(std::size_t) const {
+    return {};
+  }
+};
 
 // One row of each tensor.
 template <typename T>
@@ -291,10 +298,15 @@ HWY_INLINE void PrefetchRow(const T* row, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += kLine) hwy::Prefetch(row + i);
 }
 
+// How far a token of all batches is fetched ahead.
+constexpr std::int64_t kTokensAhead = 4;
+
 // Runs Kernel::Run on all rows of a region, Kernel::kRowSet at a time and the last of a stretch
-// singly. A stretch, neighbours in memory, is all heads of a token or all tokens of a head. It is
-// followed by the same of the next batch, which shares its angles; meanwhile that batch's rows
-// are fetched. The hardware, which follows a stream within a page, does not do that.
+// singly. A stretch is rows whose distance is the same: all heads of a token or all tokens of a
+// head, neighbours in memory, followed by the same of the next batch, which shares its angles;
+// meanwhile that batch's rows are fetched. The hardware, which follows a stream within a page,
+// does not do that. Or it is a token of all batches, followed by the next token: as many streams
+// as batches, which the hardware follows at once.
 template <class Kernel, typename T>
 HWY_INLINE void ForEachRowSet(const EncodingProblem& problem, const EncodingRegion& region,
                               const AngleTable& table, float* scratch,
@@ -305,12 +317,20 @@ HWY_INLINE void ForEachRowSet(const EncodingProblem& problem, const EncodingRegi
   const bool tokens_inner = problem.tokens_inner;
   const std::int64_t tokens = region.token_end - region.token_begin;
   const std::int64_t heads = region.head_end - region.head_begin;
+  const std::int64_t batches = region.batch_end - region.batch_begin;
+  const bool by_batch = problem.by_batch;
+  const auto of_stretch = [&](std::int64_t head, std::int64_t token, std::int64_t batch)
+                              ATTNOPS_INLINE_LAMBDA {
+                                return by_batch ? batch : tokens_inner ? token : head;
+                              };
   const std::int64_t outer = tokens_inner ? heads : tokens;
-  const std::int64_t inner = tokens_inner ? tokens : heads;
+  const std::int64_t middle = by_batch ? tokens : batches;
+  const std::int64_t inner = of_stretch(heads, tokens, batches);
   // The first row of a stretch, and the step to the next.
-  const auto first_row = [&](std::int64_t o, std::int64_t b) ATTNOPS_INLINE_LAMBDA {
-    const std::int64_t t = region.token_begin + (tokens_inner ? 0 : o);
+  const auto first_row = [&](std::int64_t o, std::int64_t m) ATTNOPS_INLINE_LAMBDA {
+    const std::int64_t t = region.token_begin + (by_batch ? m : tokens_inner ? 0 : o);
     const std::int64_t h = region.head_begin + (tokens_inner ? o : 0);
+    const std::int64_t b = region.batch_begin + (by_batch ? 0 : m);
     return Row<T>{RowOf<const T>(problem.x, b, t, h),
                   RowOf<const T>(problem.d_out, b, t, h),
                   RowOf<T>(problem.out, b, t, h),
@@ -319,24 +339,35 @@ HWY_INLINE void ForEachRowSet(const EncodingProblem& problem, const EncodingRegi
                   columns.data == nullptr ? nullptr : columns.At(b, h)};
   };
   const auto step_of = [&](const auto& tensor) ATTNOPS_INLINE_LAMBDA {
-    return tokens_inner ? tensor.token : tensor.head;
+    return of_stretch(tensor.head, tensor.token, tensor.batch);
   };
   const std::int64_t x_step = step_of(problem.x);
   const std::int64_t d_out_step = step_of(problem.d_out);
   const std::int64_t out_step = step_of(problem.out);
-  const std::int64_t cos_step = tokens_inner ? table.TokenStride() : table.RowStride();
-  const std::int64_t step_step = table.steps == nullptr ? 0
-                                 : tokens_inner         ? 2 * table.width
-                                                        : table.block * table.RowStride();
-  const std::int64_t columns_step = tokens_inner || columns.data == nullptr ? 0 : columns.size;
+  const std::int64_t cos_step = of_stretch(table.RowStride(), table.TokenStride(), 0);
+  const std::int64_t step_step =
+      table.steps == nullptr ? 0 : of_stretch(table.block * table.RowStride(), 2 * table.width, 0);
+  const std::int64_t columns_step =
+      columns.data == nullptr ? 0 : of_stretch(columns.size, 0, columns.heads * columns.size);
+  // The first row of the stretch that is fetched meanwhile.
+  const auto next_row = [&](std::int64_t o, std::int64_t m,
+                            const Row<T>& row) ATTNOPS_INLINE_LAMBDA {
+    if (by_batch) {
+      const std::int64_t token = region.token_begin + m;
+      const std::int64_t ahead = std::min(kTokensAhead, problem.N - 1 - token);
+      Row<T> next = row;
+      next.x += ahead * problem.x.token;
+      next.d_out += ahead * problem.d_out.token;
+      return next;
+    }
+    return m + 1 < middle ? first_row(o, m + 1) : first_row(std::min(o + 1, outer - 1), 0);
+  };
 
   Row<T> rows[kRowSet];
   for (std::int64_t o = 0; o < outer; ++o) {
-    for (std::int64_t b = region.batch_begin; b < region.batch_end; ++b) {
-      const bool last = b + 1 == region.batch_end;
-      Row<T> row = first_row(o, b);
-      Row<T> next =
-          last ? first_row(std::min(o + 1, outer - 1), region.batch_begin) : first_row(o, b + 1);
+    for (std::int64_t m = 0; m < middle; ++m) {
+      Row<T> row = first_row(o, m);
+      Row<T> next = next_row(o, m, row);
       int count = 0;
       for (std::int64_t i = 0; i < inner; ++i) {
         if constexpr (Kernel::kReadsX) {
