@@ -197,6 +197,28 @@ def test_the_next_size_is_foretold_by_what_it_moves(monkeypatch):
     assert seen == [{}, {"to": 4.0}]
 
 
+def test_a_column_over_its_time_foretells_the_next_size(monkeypatch):
+    """What was started in vain at one size is not at the next."""
+    job = {**speed_job(["attnops", "to"]), "cell_seconds": 20.0, "mode": "kept"}
+    job["rows"] = [{"n": n, "columns": ["attnops", "to"]} for n in (16, 32)]
+    events: list[dict] = []
+    sample = measure.Timed.sample
+
+    def slow(timed: measure.Timed, *use) -> float:
+        seconds = sample(timed, *use)
+        if timed.column.name == "to":
+            timed.wall = 5.0
+        return seconds
+
+    monkeypatch.setattr(measure.Timed, "sample", slow)
+    worker.run(job, events.append)
+    cells = {(e["n"], e["column"]): e["cell"] for e in events if e["event"] == "cell"}
+    assert cells[16, "to"] == {"budget": "~15 s > 12 s", "of": "time"}
+    assert cells[32, "to"] == {"budget": "~40 s > 12 s", "of": "time"}
+    started = {(e["n"], e["column"]) for e in events if e["event"] == "start"}
+    assert started == {(16, "attnops"), (16, "to"), (32, "attnops")}
+
+
 def test_memory_cells_have_a_time_budget(monkeypatch):
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))

@@ -165,11 +165,11 @@ def _warm_up(
     job: dict[str, Any],
     starting: Callable[[Column], None],
     emit: Callable[[Column, Cell], None],
-) -> None:
+) -> dict[str, float]:
     """Two rounds, one if they are long, and in kept mode until memory is reused. A long call that
     was checked and did not compile needs none.
 
-    Columns that turn out to be over the budget are emitted and removed.
+    Columns that turn out to be over the budget are emitted and removed; their seconds are returned.
     """
     enough = WARMUP_SHARE * job["cell_seconds"]
     cold = [t for t in columns if t.column.compiled or t.wall < enough]
@@ -182,11 +182,14 @@ def _warm_up(
         late = time.perf_counter() - began > enough * len(cold)
         if late or (turn > 0 and settled):
             break
+    removed = {}
     for timed in list(columns):
         rounds = _fewest_rounds(timed.column, timed.wall, job)
         if over := over_time(timed.wall * rounds, _budget(timed.column, job)):
             emit(timed.column, over)
             columns.remove(timed)
+            removed[timed.column.name] = timed.wall
+    return removed
 
 
 def _admit(
@@ -249,7 +252,7 @@ def _speed_row(
         return {}
     inputs = operator.inputs(case)
     admitted = _admit(operator, case, columns, inputs, job, expected, starting, emit_cell)
-    _warm_up(admitted, job, starting, emit_cell)
+    removed = _warm_up(admitted, job, starting, emit_cell)
     for timed in admitted:
         fewest = _fewest_rounds(timed.column, timed.wall, job)
         timed.plan(job["rounds"], fewest, TIMED_SHARE * job["cell_seconds"])
@@ -268,7 +271,10 @@ def _speed_row(
         gc.enable()
     for timed in admitted:
         emit_cell(timed.column, timed.cell())
-    return {t.column.name: t.wall - (t.repeats - 1) * float(np.median(t.samples)) for t in admitted}
+    rounds = {
+        t.column.name: t.wall - (t.repeats - 1) * float(np.median(t.samples)) for t in admitted
+    }
+    return rounds | removed
 
 
 def _release() -> None:
