@@ -219,6 +219,26 @@ def test_a_column_over_its_time_foretells_the_next_size(monkeypatch):
     assert started == {(16, "attnops"), (16, "to"), (32, "attnops")}
 
 
+def test_a_column_follows_another_one_in_each_round(monkeypatch):
+    """What one leaves in the caches is not always the same one's to bear."""
+    calls: list[str] = []
+    sample = measure.Timed.sample
+
+    def noted(timed: measure.Timed, *use) -> float:
+        calls.append(timed.column.name)
+        return sample(timed, *use)
+
+    monkeypatch.setattr(measure.Timed, "sample", noted)
+    names = ["attnops", "to", "to_up"]
+    job = {**speed_job(names), "rounds": 8}
+    worker.run(job, lambda event: None)
+    timed = calls[-8 * len(names) :]
+    rounds = [tuple(timed[i : i + len(names)]) for i in range(0, len(timed), len(names))]
+    assert all(sorted(r) == sorted(names) for r in rounds)
+    before = {timed[i - 1] for i in range(1, len(timed)) if timed[i] == "attnops"}
+    assert {"to", "to_up"} <= before
+
+
 def test_memory_cells_have_a_time_budget(monkeypatch):
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import random
 import resource
 import time
 from collections.abc import Callable
@@ -260,10 +261,9 @@ def _speed_row(
     gc.disable()
     try:
         for turn in range(job["rounds"]):
-            # Another one begins each round: what a column leaves in caches and memory is the
-            # next one's to bear.
-            first = turn % max(len(admitted), 1)
-            for timed in admitted[first:] + admitted[:first]:
+            # What a column leaves in caches and memory is the next one's to bear, and a large peer
+            # leaves more: each round has an order of its own.
+            for timed in random.Random(turn).sample(admitted, len(admitted)):
                 if turn < timed.rounds:
                     timed.samples.append(timed.sample())
                     timed.faults.append(timed.faults_per_call)
