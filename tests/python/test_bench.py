@@ -239,16 +239,34 @@ def test_a_column_follows_another_one_in_each_round(monkeypatch):
     assert {"to", "to_up"} <= before
 
 
+def test_a_wrong_result_has_no_memory_figure(monkeypatch):
+    columns = {c.name: c for c in OPERATOR.columns}
+    small, case = make_case(n=8), make_case(n=16)
+    checked = []
+
+    def checker(self, case, inputs):
+        def check(column, result):
+            checked.append(case.n)
+            return "off by 1"
+
+        return check
+
+    assert measure._peak(OPERATOR, case, columns["to"], small)["value"] > 0
+    monkeypatch.setattr(type(OPERATOR), "checker", checker)
+    assert measure._peak(OPERATOR, case, columns["to"], small) == {"error": "off by 1"}
+    assert checked == [16]
+
+
 def test_memory_cells_have_a_time_budget(monkeypatch):
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(measure, "_peak", lambda operator, case, column: {"value": 1.0})
+    monkeypatch.setattr(measure, "_peak", lambda *arguments: {"value": 1.0})
     job = {**speed_job(["to"]), "kind": "memory", "mode": "memory", "cell_seconds": 200.0}
 
     def cells(sizes: tuple[int, ...], per_byte: float, column: str = "to") -> list[dict]:
         events: list[dict] = []
         rows = [{"n": n, "columns": [column]} for n in sizes]
-        worker.run({**job, "rows": rows, "per_byte": per_byte}, events.append)
+        worker.run({**job, "rows": rows, "per_byte": per_byte, "smallest": 16}, events.append)
         return [e["cell"] for e in events if e["event"] == "cell"]
 
     first, second = cells((16, 32), 0.0)

@@ -117,7 +117,7 @@ def test_the_memory_of_a_table_counts():
     columns = {c.name: c for c in OPERATOR.columns}
     case = make_case(axes=1, n=4096, batch=2)
     alone, with_table = (
-        measure._peak(OPERATOR, case, columns[name])["value"]
+        measure._peak(OPERATOR, case, columns[name], case)["value"]
         for name in ("attnops", "attnops_table")
     )
     table = 12 * 4096 * 128 * 2 * 4 / 2**20

@@ -320,19 +320,17 @@ def _pass_once(function: Callable[..., torch.Tensor], inputs: Inputs) -> Any:
     return out, torch.autograd.grad(out, inputs.differentiable, inputs.d_out)
 
 
-def _peak(operator: Operator, case: Case, column: Column) -> Cell:
-    """Peak memory of the pass with its inputs, after a first run that compiles and checks.
+def _peak(operator: Operator, case: Case, column: Column, small: Case) -> Cell:
+    """Peak memory of the pass with its inputs, after a first run in which libraries allocate what
+    they keep: of a small case, or of this one if it must be compiled.
 
     What the function of a column holds (a table) counts as an input, unless it is compiled code.
     """
-    inputs = operator.inputs(case)
-    function = operator.function(case, column, inputs)
-    result = _pass_once(function, inputs)
-    checked = result if inputs.d_out is None else result[1]
-    problem = operator.checker(case, inputs)(column, checked)
-    if problem:
-        return {"error": problem}
-    del inputs, result, checked
+    first = case if column.compiled else small
+    inputs = operator.inputs(first)
+    function = operator.function(first, column, inputs)
+    _pass_once(function, inputs)
+    del inputs
     if not column.compiled:
         del function
     _release()
@@ -341,8 +339,11 @@ def _peak(operator: Operator, case: Case, column: Column) -> Cell:
     inputs = operator.inputs(case)
     if not column.compiled:
         function = operator.function(case, column, inputs)
-    _pass_once(function, inputs)
-    return {"value": (_status("VmHWM") - noted) / 2**20}
+    result = _pass_once(function, inputs)
+    value = (_status("VmHWM") - noted) / 2**20
+    checked = result if inputs.d_out is None else result[1]
+    problem = operator.checker(case, inputs)(column, checked)
+    return {"error": problem} if problem else {"value": value}
 
 
 def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
@@ -361,7 +362,7 @@ def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Cas
         cell = cell or over_time(per_byte * moved, _budget(column, job))
         if cell is None:
             try:
-                cell = _peak(operator, case, column)
+                cell = _peak(operator, case, column, case_at(min(case.n, job["smallest"])))
             except Exception as error:  # shown in the cell; the other sizes go on
                 cell = failure(error)
             # Compiling is in it, so only a size that took longer than that foretells the next.

@@ -184,6 +184,7 @@ class Runner:
             job["cell_seconds"] *= at_once  # they share the processors
             if table.kind == "memory":
                 job["per_byte"] = self._results.per_byte(table, *left[0])
+                job["smallest"] = min(table.sizes)
             problem = self._workers.run(job, on_event, keep=keep)
             if problem is None or problem == STOPPED:
                 return
