@@ -35,8 +35,6 @@ SETTLED_FAULTS = 256
 MAX_WARMUP_ROUNDS = 12
 # Freed chunks that do not fit the next request; the estimates count live tensors only.
 FRAGMENTATION = 1.25
-# What the first run of a memory cell may take besides the pass itself.
-COMPILE_SECONDS = 5.0
 GIB = 2**30
 
 
@@ -322,7 +320,8 @@ def _pass_once(function: Callable[..., torch.Tensor], inputs: Inputs) -> Any:
 
 def _peak(operator: Operator, case: Case, column: Column, small: Case) -> Cell:
     """Peak memory of the pass with its inputs, after a first run in which libraries allocate what
-    they keep: of a small case, or of this one if it must be compiled.
+    they keep: of a small case, or of this one if it must be compiled. `seconds` is what both took
+    without compiling, which foretells the next size.
 
     What the function of a column holds (a table) counts as an input, unless it is compiled code.
     """
@@ -336,6 +335,7 @@ def _peak(operator: Operator, case: Case, column: Column, small: Case) -> Cell:
     _release()
     noted = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
+    began = time.perf_counter()
     inputs = operator.inputs(case)
     if not column.compiled:
         function = operator.function(case, column, inputs)
@@ -343,7 +343,8 @@ def _peak(operator: Operator, case: Case, column: Column, small: Case) -> Cell:
     value = (_status("VmHWM") - noted) / 2**20
     checked = result if inputs.d_out is None else result[1]
     problem = operator.checker(case, inputs)(column, checked)
-    return {"error": problem} if problem else {"value": value}
+    seconds = (time.perf_counter() - began) * (2 if column.compiled else 1)
+    return ({"error": problem} if problem else {"value": value}) | {"seconds": seconds}
 
 
 def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
@@ -356,7 +357,6 @@ def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Cas
         reset_compiler([column])
         _release()
         emit({"event": "start", "n": case.n, "column": column.name})
-        began = time.perf_counter()
         moved = operator.cost(case).moved
         cell = over_memory(operator.peak_bytes(case, column), memory_available())
         cell = cell or over_time(per_byte * moved, _budget(column, job))
@@ -365,8 +365,6 @@ def memory(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Cas
                 cell = _peak(operator, case, column, case_at(min(case.n, job["smallest"])))
             except Exception as error:  # shown in the cell; the other sizes go on
                 cell = failure(error)
-            # Compiling is in it, so only a size that took longer than that foretells the next.
-            seconds = time.perf_counter() - began
-            per_byte = (seconds - COMPILE_SECONDS) / moved
+            per_byte = cell.pop("seconds", per_byte * moved) / moved
             cell["per_byte"] = per_byte
         emit({"event": "cell", "n": case.n, "column": column.name, "cell": cell})
