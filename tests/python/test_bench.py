@@ -166,6 +166,16 @@ def test_the_limits_of_a_row_are_there_even_if_the_process_ends_in_it(monkeypatc
     assert found == [{"bandwidth": 1.0, "fma": 4.0}, {"bandwidth": 2.0, "fma": 4.0}]
 
 
+def test_the_fma_peak_of_a_row_is_no_less_than_that_of_a_row_before(monkeypatch):
+    measured = iter([{"bandwidth": b, "fma": f} for b, f in ((5.0, 9.0), (3.0, 8.0), (2.0, 7.0))])
+    monkeypatch.setattr(measure, "limits", lambda: next(measured))
+    events = []
+    rows = [{"n": n, "columns": ["attnops"]} for n in (8, 16)]
+    worker.run({**speed_job(["attnops"]), "rows": rows}, events.append)
+    last = {e["n"]: e["limits"] for e in events if e["event"] == "limits"}
+    assert last == {8: {"bandwidth": 5.0, "fma": 9.0}, 16: {"bandwidth": 3.0, "fma": 9.0}}
+
+
 def test_time_budget_holds_for_the_first_size_too():
     cells = cells_of(speed_job(["attnops", "to"], cell_seconds=1e-9))
     assert all(cell == {"budget": "~0 s > 0 s", "of": "time"} for cell in cells.values())

@@ -303,7 +303,9 @@ def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case
             after = limits()
             best = {name: max(before[name], after[name]) for name in before}
             emit({"event": "limits", "n": row["n"], "limits": best})
-            before = after
+            # Bandwidth comes and goes with a machine's other users; FMA units are as many as ever,
+            # and less of them was a processor taken away.
+            before = after | {"fma": best["fma"]}
         if following:
             moved = [operator.cost(case_at(r["n"])).moved for r in (row, following)]
             growth = moved[1] / moved[0]
