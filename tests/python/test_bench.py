@@ -229,6 +229,36 @@ def test_a_column_over_its_time_foretells_the_next_size(monkeypatch):
     assert started == {(16, "attnops"), (16, "to"), (32, "attnops")}
 
 
+def test_memory_is_given_back_before_it_runs_out(monkeypatch):
+    """And a sample that then touches memory anew is taken again."""
+    released: list[bool] = []
+    faults = iter([0, measure.SETTLED_FAULTS])  # of the check and the first sample
+    sample = measure.Timed.sample
+
+    def faulting(timed: measure.Timed, *use) -> float:
+        sample(timed, *use)
+        timed.faults_per_call = next(faults, 0)
+        timed.wall = timed.seconds = 100.0 + timed.faults_per_call
+        return timed.seconds
+
+    monkeypatch.setattr(measure, "_release", lambda: released.append(True))
+    inputs = OPERATOR.inputs(make_case())
+    column = next(c for c in OPERATOR.columns if c.name == "to")
+    needed = 2 * measure.memory_available()
+    for given_back, bytes_needed in ((0, 0), (1, needed)):
+        measure.Timed(column, lambda *args: args[0], inputs, bytes_needed).make_room()
+        assert len(released) == given_back
+
+    monkeypatch.setattr(measure.Timed, "sample", faulting)
+    job = {**speed_job(["to"], cell_seconds=1e6), "mode": "kept", "rounds": 1}
+    events: list[dict] = []
+    worker.run(
+        job, events.append
+    )  # the check, then the sample that faults, then the one that counts
+    cell = next(e["cell"] for e in events if e["event"] == "cell")
+    assert (cell["value"], cell["faults"]) == (100e3, 0.0)
+
+
 def test_a_column_follows_another_one_in_each_round(monkeypatch):
     """What one leaves in the caches is not always the same one's to bear."""
     calls: list[str] = []

@@ -75,13 +75,26 @@ def reset_compiler(columns: list[Column]) -> None:
         torch._dynamo.reset()
 
 
+def _release() -> None:
+    gc.collect()
+    attnops.empty_cache()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 class Timed:
     """One column of a row: `sample` times its pass, the forward of a backward outside."""
 
-    def __init__(self, column: Column, function: Callable[..., torch.Tensor], inputs: Inputs):
+    def __init__(
+        self,
+        column: Column,
+        function: Callable[..., torch.Tensor],
+        inputs: Inputs,
+        needed: int = 0,  # bytes besides the inputs
+    ):
         self.column = column
         self._function = function
         self._inputs = inputs
+        self._needed = needed
         self.repeats = 1
         self.rounds = 0
         self.seconds = math.inf  # a call
@@ -104,6 +117,16 @@ class Timed:
         results: list[Any] = []
         self.sample(results.append)
         return results[0]
+
+    def make_room(self) -> None:
+        """Gives kept memory back if a call may need more than there is besides. Kept chunks that
+        do not fit it would be left lying, until the machine has no more."""
+        if memory_available() < self._needed:
+            _release()
+
+    def settled(self) -> bool:
+        """Whether the last sample found its memory kept."""
+        return self.faults_per_call < SETTLED_FAULTS
 
     def sample(self, use: Callable[[Any], None] = lambda result: None) -> float:
         """Seconds per call; the result is freed within the time, as a user's would be."""
@@ -176,8 +199,9 @@ def _warm_up(
     for turn in range(MAX_WARMUP_ROUNDS):
         for timed in cold:
             starting(timed.column)
+            timed.make_room()
             timed.sample()
-        settled = job["mode"] != "kept" or all(t.faults_per_call < SETTLED_FAULTS for t in cold)
+        settled = job["mode"] != "kept" or all(t.settled() for t in cold)
         late = time.perf_counter() - began > enough * len(cold)
         if late or (turn > 0 and settled):
             break
@@ -203,6 +227,8 @@ def _admit(
 ) -> list[Timed]:
     """The columns that fit the budgets and give the right result; the others are emitted."""
     check = operator.checker(case, inputs)
+    tensors = (*inputs.args, inputs.d_out)
+    held = sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
     admitted = []
     for column in columns:
         needed = operator.peak_bytes(case, column) * FRAGMENTATION
@@ -217,7 +243,13 @@ def _admit(
             continue
         starting(column)
         try:
-            timed = Timed(column, operator.function(case, column, inputs), inputs)
+            timed = Timed(
+                column,
+                operator.function(case, column, inputs),
+                inputs,
+                operator.peak_bytes(case, column) - held,
+            )
+            timed.make_room()
             problem = check(column, timed.result())
         except Exception as error:  # a peer may fail in any way; the row goes on without it
             emit(column, failure(error))
@@ -263,7 +295,11 @@ def _speed_row(
             # leaves more: each round has an order of its own.
             for timed in random.Random(turn).sample(admitted, len(admitted)):
                 if turn < timed.rounds:
-                    timed.samples.append(timed.sample())
+                    timed.make_room()
+                    seconds = timed.sample()
+                    if job["mode"] == "kept" and not timed.settled():  # memory was given back
+                        seconds = timed.sample()
+                    timed.samples.append(seconds)
                     timed.faults.append(timed.faults_per_call)
     finally:
         gc.enable()
@@ -273,12 +309,6 @@ def _speed_row(
         t.column.name: t.wall - (t.repeats - 1) * float(np.median(t.samples)) for t in admitted
     }
     return rounds | removed
-
-
-def _release() -> None:
-    gc.collect()
-    attnops.empty_cache()
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
