@@ -50,7 +50,7 @@ struct ActSigmoid {
   template <Accuracy kAccuracy, int N>
   static HWY_INLINE Pack<N> Backward(const Pack<N>& x, const Pack<N>& dy) {
     const Pack<N> e = ExpNoOverflow<kAccuracy>(Neg(Abs(x)));
-    const Pack<N> r = ReciprocalAboveOne(Add(e, Fill<N>(1.0f)));
+    const Pack<N> r = ReciprocalAboveOne(Add(e, Fill<N>(1.0f)), NotBelow(0.0f, e));
     return Mul(dy, Mul(Mul(e, r), r));
   }
 };

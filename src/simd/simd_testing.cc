@@ -62,6 +62,15 @@ void SigmoidOfArray(const float* x, float* y, std::size_t n) {
     return attnops::HWY_NAMESPACE::Sigmoid<Accuracy::kFloat32>(Pack<1>{{v}}).v[0];
   });
 }
+void ExpFor16BitOfArray(const float* x, float* y, std::size_t n) {
+  Map(x, y, n,
+      [](VF v) HWY_ATTR { return ExpNoOverflow<Accuracy::k16Bit>(Pack<1>{{v}}).v[0]; });
+}
+void SigmoidFor16BitOfArray(const float* x, float* y, std::size_t n) {
+  Map(x, y, n, [](VF v) HWY_ATTR {
+    return attnops::HWY_NAMESPACE::Sigmoid<Accuracy::k16Bit>(Pack<1>{{v}}).v[0];
+  });
+}
 
 void SinCosOfArray(const std::uint32_t* phase, float* sin, float* cos, std::size_t n) {
   const DU du;
@@ -93,6 +102,8 @@ HWY_EXPORT(FloatFromFloat16);
 HWY_EXPORT(FloatFromBFloat16);
 HWY_EXPORT(ExpOfArray);
 HWY_EXPORT(SigmoidOfArray);
+HWY_EXPORT(ExpFor16BitOfArray);
+HWY_EXPORT(SigmoidFor16BitOfArray);
 HWY_EXPORT(SinCosOfArray);
 
 void ConvertFromFloat(const float* from, Float16* to, std::size_t n) {
@@ -109,6 +120,12 @@ void ConvertToFloat(const BFloat16* from, float* to, std::size_t n) {
 }
 void Exp(const float* x, float* y, std::size_t n) { ATTNOPS_DISPATCH(ExpOfArray)(x, y, n); }
 void Sigmoid(const float* x, float* y, std::size_t n) { ATTNOPS_DISPATCH(SigmoidOfArray)(x, y, n); }
+void ExpFor16Bit(const float* x, float* y, std::size_t n) {
+  ATTNOPS_DISPATCH(ExpFor16BitOfArray)(x, y, n);
+}
+void SigmoidFor16Bit(const float* x, float* y, std::size_t n) {
+  ATTNOPS_DISPATCH(SigmoidFor16BitOfArray)(x, y, n);
+}
 void SinCosTurns(const std::uint32_t* phase, float* sin, float* cos, std::size_t n) {
   ATTNOPS_DISPATCH(SinCosOfArray)(phase, sin, cos, n);
 }

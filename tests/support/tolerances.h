@@ -32,6 +32,12 @@ inline constexpr double kExp = 4 * kUnitFloat32;
 // sigmoid = 1/(1+exp(-x)): the error of exp, the sum and the quotient, within 4 ulp.
 inline constexpr double kSigmoid = 8 * kUnitFloat32;
 
+// exp and sigmoid for tensors of 16 bits, where two roundings remain that grow with x: that of
+// x·log2(e), a unit of it, and that of log2(e), a quarter of a unit.
+inline constexpr double kExpArgument = 1.25 * kUnitFloat32;
+inline double ExpFor16Bit(double x) { return kExp + kExpArgument * std::abs(x); }
+inline double SigmoidFor16Bit(double x) { return kSigmoid + kExpArgument * std::abs(x); }
+
 // sin and cos of a phase, absolute.
 inline constexpr double kSinCos = 1.5e-7;
 

@@ -19,14 +19,17 @@ namespace HWY_NAMESPACE {
 
 // Softmax over the features is exp(x − shift)/Σ for any shift that keeps both in range. Rows
 // of moderate values, which is almost all of them, need none: their exponentials do not wait
-// for a maximum.
+// for a maximum. Where exp takes every x, the sum of a row shows whether it is one; elsewhere its
+// largest |x| does.
 constexpr float kModerate = 64.0f;
+constexpr float kModerateSum = 6.2e27f;  // e^64; and at least 1: what underflows is nothing beside it
 
 // exp(x − shift) of a row at `to`, 0 in the padding; returns the sums of the lanes. Without
-// kShift it is exp(x), and `magnitude` becomes the lanes' largest |x|.
+// kShift it is exp(x), and `magnitude` becomes the lanes' largest |x| if it is needed.
 template <class E, bool kShift, typename T>
 HWY_INLINE VF ExpOfFeatures(const RowShape& shape, const T* x, VF shift, float* to, VF& magnitude) {
   constexpr int kParts = E::kPlainParts;
+  constexpr Accuracy kAccuracy = AccuracyFor<T>();
   VF total = hn::Zero(DF());
   magnitude = hn::Zero(DF());
   ForEachPiece<E>(shape, shape.part,
@@ -34,10 +37,12 @@ HWY_INLINE VF ExpOfFeatures(const RowShape& shape, const T* x, VF shift, float* 
                     const Piece<kParts, K> v = LoadPiece<kParts, K>(shape, x, j, n);
                     Piece<kParts, K> e;
                     if constexpr (kShift) {
-                      e = ExpDifference<AccuracyFor<T>()>(v, Fill<2 * kParts * K>(shift));
+                      e = ExpDifference<kAccuracy>(v, Fill<2 * kParts * K>(shift));
                     } else {
-                      magnitude = hn::Max(magnitude, MaxOfVectors(Abs(v)));
-                      e = ExpWithin87<AccuracyFor<T>()>(v);
+                      if constexpr (!kExpTakesAll<kAccuracy>) {
+                        magnitude = hn::Max(magnitude, MaxOfVectors(Abs(v)));
+                      }
+                      e = ExpWithin87<kAccuracy>(v);
                     }
                     if constexpr (K == 1)
                       e = Select(FirstOfParts<kParts, T>(n), e, Fill<2 * kParts>(0.0f));
@@ -59,27 +64,32 @@ HWY_INLINE VF MaxOfFeatures(const RowShape& shape, const T* x) {
   return hn::MaxOfLanes(DF(), MaxOfVectors(max));
 }
 
-// The sum of all lanes, and its reciprocal in every lane. A division of one lane occupies the
-// divider a quarter as long as one of sixteen.
-HWY_INLINE float SumOf(VF v) { return hn::GetLane(hn::SumOfLanes(DF(), v)); }
-HWY_INLINE VF ReciprocalOfSum(VF v) { return hn::Set(DF(), 1.0f / SumOf(v)); }
-
-// The exponentials of kRows rows at `to`; scale[r] becomes 1/Σ of row r.
+// The exponentials of kRows rows at `to`; scale[r] becomes 1/Σ of row r in every lane.
 template <class E, int kRows, typename T>
 HWY_INLINE void SoftmaxOfFeatures(const RowShape& shape, const Row<T>* rows, float* to,
                                   VF (&scale)[kRows]) {
   constexpr int kParts = E::kPlainParts;
   const DF d;
+  VF lanes[kRows];
+  VF magnitude[kRows];
+  const auto row_at = [&](int r) ATTNOPS_INLINE_LAMBDA { return to + r * kParts * shape.width; };
   for (int r = 0; r < kRows; ++r) {
-    float* row = to + r * kParts * shape.width;
-    VF magnitude;
-    scale[r] = ExpOfFeatures<E, false>(shape, rows[r].x, hn::Zero(d), row, magnitude);
-    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(magnitude, hn::Set(d, kModerate))))) {
-      const VF max = MaxOfFeatures<kParts>(shape, rows[r].x);
-      scale[r] = ExpOfFeatures<E, true>(shape, rows[r].x, max, row, magnitude);
-    }
+    lanes[r] = ExpOfFeatures<E, false>(shape, rows[r].x, hn::Zero(d), row_at(r), magnitude[r]);
   }
-  for (int r = 0; r < kRows; ++r) scale[r] = ReciprocalOfSum(scale[r]);
+  for (int r = 0; r < kRows; ++r) {
+    float sum = hn::GetLane(hn::SumOfLanes(d, lanes[r]));
+    const bool moderate =
+        kExpTakesAll<AccuracyFor<T>()>
+            ? sum >= 1.0f && sum <= kModerateSum
+            : hn::AllFalse(d, hn::Gt(magnitude[r], hn::Set(d, kModerate)));
+    if (HWY_UNLIKELY(!moderate)) {
+      const VF max = MaxOfFeatures<kParts>(shape, rows[r].x);
+      sum = hn::GetLane(hn::SumOfLanes(
+          d, ExpOfFeatures<E, true>(shape, rows[r].x, max, row_at(r), magnitude[r])));
+    }
+    // A division of one lane occupies the divider a quarter as long as one of sixteen.
+    scale[r] = hn::Set(d, 1.0f / sum);
+  }
 }
 
 // Softmax over the sequence: adds the tokens of a region, a block, to the columns' sums.
