@@ -91,8 +91,8 @@ HWY_INLINE ExpParts<N> SplitExp(const Pack<N>& x) {
     const Pack<N> f = MakePack<N>(
         [&](int i) ATTNOPS_INLINE_LAMBDA { return VF{_mm512_reduce_ps(t.v[i].raw, kLessFloor)}; });
     // 2^f for 0 ≤ f ≤ 1, within 7.1e-8.
-    return {Polynomial(f, 1.0f, 6.93151593e-01f, 2.40162358e-01f, 5.58051281e-02f,
-                       9.01165512e-03f, 1.86910178e-03f),
+    return {Polynomial(f, 1.0f, 6.93151593e-01f, 2.40162358e-01f, 5.58051281e-02f, 9.01165512e-03f,
+                       1.86910178e-03f),
             t};
   }
 #endif

@@ -63,8 +63,7 @@ void SigmoidOfArray(const float* x, float* y, std::size_t n) {
   });
 }
 void ExpFor16BitOfArray(const float* x, float* y, std::size_t n) {
-  Map(x, y, n,
-      [](VF v) HWY_ATTR { return ExpNoOverflow<Accuracy::k16Bit>(Pack<1>{{v}}).v[0]; });
+  Map(x, y, n, [](VF v) HWY_ATTR { return ExpNoOverflow<Accuracy::k16Bit>(Pack<1>{{v}}).v[0]; });
 }
 void SigmoidFor16BitOfArray(const float* x, float* y, std::size_t n) {
   Map(x, y, n, [](VF v) HWY_ATTR {

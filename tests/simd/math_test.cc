@@ -71,9 +71,7 @@ TEST(Math, Exp) {
   CheckFunction(simd::Exp, ExactExp, [](double) { return kExp; });
 }
 
-TEST(Math, ExpFor16Bit) {
-  CheckFunction(simd::ExpFor16Bit, ExactExp, ExpFor16Bit, 88);
-}
+TEST(Math, ExpFor16Bit) { CheckFunction(simd::ExpFor16Bit, ExactExp, ExpFor16Bit, 88); }
 
 // What softmax relies on.
 TEST(Math, ExpOfSpecialValues) {
@@ -110,9 +108,7 @@ TEST(Math, Sigmoid) {
   CheckFunction(simd::Sigmoid, ExactSigmoid, [](double) { return kSigmoid; });
 }
 
-TEST(Math, SigmoidFor16Bit) {
-  CheckFunction(simd::SigmoidFor16Bit, ExactSigmoid, SigmoidFor16Bit);
-}
+TEST(Math, SigmoidFor16Bit) { CheckFunction(simd::SigmoidFor16Bit, ExactSigmoid, SigmoidFor16Bit); }
 
 TEST(Math, SigmoidOfSpecialValues) {
   const std::vector<float> x = {0, -kInf, kInf, std::nanf(""), -1e30f, 1e30f};

@@ -22,7 +22,8 @@ namespace HWY_NAMESPACE {
 // for a maximum. Where exp takes every x, the sum of a row shows whether it is one; elsewhere its
 // largest |x| does.
 constexpr float kModerate = 64.0f;
-constexpr float kModerateSum = 6.2e27f;  // e^64; and at least 1: what underflows is nothing beside it
+constexpr float kModerateSum =
+    6.2e27f;  // e^64; and at least 1: what underflows is nothing beside it
 
 // exp(x − shift) of a row at `to`, 0 in the padding; returns the sums of the lanes. Without
 // kShift it is exp(x), and `magnitude` becomes the lanes' largest |x| if it is needed.
@@ -78,10 +79,9 @@ HWY_INLINE void SoftmaxOfFeatures(const RowShape& shape, const Row<T>* rows, flo
   }
   for (int r = 0; r < kRows; ++r) {
     float sum = hn::GetLane(hn::SumOfLanes(d, lanes[r]));
-    const bool moderate =
-        kExpTakesAll<AccuracyFor<T>()>
-            ? sum >= 1.0f && sum <= kModerateSum
-            : hn::AllFalse(d, hn::Gt(magnitude[r], hn::Set(d, kModerate)));
+    const bool moderate = kExpTakesAll<AccuracyFor<T>()>
+                              ? sum >= 1.0f && sum <= kModerateSum
+                              : hn::AllFalse(d, hn::Gt(magnitude[r], hn::Set(d, kModerate)));
     if (HWY_UNLIKELY(!moderate)) {
       const VF max = MaxOfFeatures<kParts>(shape, rows[r].x);
       sum = hn::GetLane(hn::SumOfLanes(
