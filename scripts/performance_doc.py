@@ -4,9 +4,11 @@
 
 Text between the marks `<!-- tables -->` and `<!-- end -->` is replaced: in docs/performance.md by
 the tables of all directories with their plots (docs/images/), in README.md by a summary of those
-that were measured on the CPU of the first.
+that were measured on the CPU of the first. The results themselves are kept in docs/results/, from
+which the same pages can be made again (`python scripts/performance_doc.py docs/results/*.json`).
 """
 
+import json
 import math
 import re
 import sys
@@ -16,7 +18,7 @@ import pandas as pd
 
 from attnops.bench import plots, published, view
 from attnops.bench.report import number, percent, times
-from attnops.bench.results import Results
+from attnops.bench.results import SCHEMA, Results
 
 ROOT = Path(__file__).resolve().parent.parent
 README_TEXT = """\
@@ -137,9 +139,21 @@ def replace(path: Path, text: str) -> None:
     path.write_text(f"{before}<!-- tables -->\n{text}\n<!-- end -->{after}")
 
 
+def keep(runs: list[Results], directory: Path) -> None:
+    """The results alone, without the settings, which name paths of the machine."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in directory.glob("*.json"):
+        old.unlink()
+    for i, run in enumerate(runs):
+        document = {"schema": SCHEMA, "environment": run.environment, "tables": run.tables}
+        text = json.dumps(document, separators=(",", ":")).replace('"columns":', '\n"columns":')
+        (directory / f"{i + 1}.json").write_text(text + "\n")
+
+
 def main(directories: list[str], root: Path = ROOT) -> None:
     """See the module's docstring."""
     runs = [Results.load(Path(d)) for d in directories]
+    keep(runs, root / "docs" / "results")
     parts = []
     shown: set[str] = set()
     for i, run in enumerate(runs):

@@ -1,9 +1,11 @@
-"""scripts/performance_doc.py on made-up results: tables, plots, and what it leaves alone."""
+"""scripts/performance_doc.py on made-up results: tables, plots, and what it leaves alone; and that
+the pages of the repository are what it makes of the results kept beside them."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -65,3 +67,26 @@ def test_the_readme_has_a_line_for_each_operator_and_pass(root):
     assert len(re.findall(r"^\| `flao_fal` ", text, re.MULTILINE)) == 2
     assert len(re.findall(r"^\| `tpa_decode` ", text, re.MULTILINE)) == 1
     assert "40.0 GB/s" in text
+
+
+def test_the_kept_results_make_the_same_pages_again(script, root, tmp_path):
+    (tmp_path / "docs").mkdir()
+    pages = ("README.md", "docs/performance.md")
+    for name in pages:
+        (tmp_path / name).write_text(PAGE)
+    kept = sorted((root / "docs" / "results").glob("*.json"))
+    assert len(kept) == 2
+    assert not any(str(root) in path.read_text() for path in kept)
+    script.main([str(path) for path in kept], tmp_path)
+    for name in pages:
+        assert (tmp_path / name).read_text() == (root / name).read_text()
+
+
+def test_the_pages_of_the_repository_are_made_from_their_results(script, tmp_path):
+    pages = ("README.md", "docs/performance.md")
+    (tmp_path / "docs").mkdir()
+    for name in pages:
+        shutil.copy(ROOT / name, tmp_path / name)
+    script.main(sorted(map(str, (ROOT / "docs" / "results").glob("*.json"))), tmp_path)
+    for name in pages:
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text()
