@@ -22,8 +22,8 @@ namespace HWY_NAMESPACE {
 // for a maximum. Where exp takes every x, the sum of a row shows whether it is one; elsewhere its
 // largest |x| does.
 constexpr float kModerate = 64.0f;
-constexpr float kModerateSum =
-    6.2e27f;  // e^64; and at least 1: what underflows is nothing beside it
+// e^64. A moderate sum is also at least 1, so that what underflows is nothing beside it.
+constexpr float kModerateSum = 6.2e27f;
 
 // exp(x − shift) of a row at `to`, 0 in the padding; returns the sums of the lanes. Without
 // kShift it is exp(x), and `magnitude` becomes the lanes' largest |x| if it is needed.
