@@ -15,7 +15,7 @@ import pytest
 from attnops.bench import published, report, view
 from bench_results import make_results
 
-OPERATORS = ("tpa_decode", "flao_fal")
+OPERATORS = ("tpa_decode", "flao", "flao_fal")
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="chromium is not installed: scripts/setup.sh debs chromium"
@@ -34,6 +34,11 @@ addEventListener("load", () => {
     plots: plots.length,
     smallestPlot: Math.min(...plots.map((r) => Math.min(r.width, r.height))),
     widestPlot: Math.max(...plots.map((r) => r.right)),
+    cutTexts: [...document.querySelectorAll("figure svg text")].filter((t) => {
+      const text = t.getBoundingClientRect(), plot = t.closest("svg").getBoundingClientRect();
+      return text.left < plot.left - 1 || text.right > plot.right + 1 || text.top < plot.top - 1 ||
+             text.bottom > plot.bottom + 1;
+    }).map((t) => t.textContent),
     cutTables: [...document.querySelectorAll("table")].filter(
       (t) => getComputedStyle(t.parentElement).overflowX !== "auto").length,
     lineColour: getComputedStyle(document.querySelector("article svg path[style*='--own']")).stroke,
@@ -145,10 +150,11 @@ def test_a_browser_shows_it_all(page, width, tmp_path):
     assert seen["width"] == width
     assert seen["contentWidth"] <= width, "the page scrolls sideways"
     assert seen["widestPlot"] <= width
-    assert seen["articles"] == 12
-    assert seen["plots"] == 2 * 12 + 1
+    assert seen["articles"] == 24
+    assert seen["plots"] == 2 * 24 + 1
     assert seen["smallestPlot"] > 100
     assert seen["cutTables"] == 0
+    assert seen["cutTexts"] == []
     assert seen["lineColour"].startswith("rgb("), "a colour of the plots is not defined"
     assert seen["requests"] == 0
 

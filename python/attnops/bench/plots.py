@@ -57,6 +57,7 @@ DARK = {
     "peer7": "#cf9f88",
 }
 MARKERS = "sD^vPX<>"
+LEGEND_COLUMNS = 3
 # Letters that fit above a plot of a grid.
 TITLE_WIDTH = 56
 STYLE = {
@@ -168,7 +169,7 @@ def draw_table(axes: Axes, data: view.Data, legend: bool = True) -> None:
     limits = [(n, data["rows"][n]["limit"]["value"]) for n in sizes if data["rows"][n]["limit"]]
     if limits:
         x, y = zip(*limits, strict=True)
-        label = "limit" if data["kind"] == "speed" else "inputs and outputs"
+        label = "limit" if data["kind"] == "speed" else "tensors"
         axes.plot(x, y, color=VARIABLES["muted"], linestyle=(0, (2, 2)), linewidth=1.2, label=label)
         low, high = min(low, *y), max(high, *y)
     if high:
@@ -176,7 +177,9 @@ def draw_table(axes: Axes, data: view.Data, legend: bool = True) -> None:
         _log_axis(axes, "y", _nice(low, high))
     axes.set_ylabel(data["unit"])
     if legend and high:
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=4, columnspacing=1.2)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=LEGEND_COLUMNS, columnspacing=1.2
+        )
 
 
 def draw_ratios(axes: Axes, ratios: pd.DataFrame, size_name: str, there: str) -> None:
@@ -197,20 +200,29 @@ def draw_ratios(axes: Axes, ratios: pd.DataFrame, size_name: str, there: str) ->
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, columnspacing=1.2)
 
 
-def _figure(width: float, height: float, left: float = 0.7) -> tuple[Figure, Axes]:
+def _figure(
+    width: float, height: float, left: float = 0.95, legend_rows: int = 2
+) -> tuple[Figure, Axes]:
     """One transparent plot with room for a legend above, sizes in inches."""
+    top = 0.15 + 0.2 * legend_rows
+    bottom = 0.5
     figure = Figure(figsize=(width, height))
     figure.patch.set_alpha(0)
-    bottom, top = 0.5, 0.55
     rect = (left / width, bottom / height, 1 - (left + 0.15) / width, 1 - (bottom + top) / height)
     return figure, figure.add_axes(rect, facecolor="none")
 
 
 def table_plot(data: view.Data) -> str:
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(5.0, 3.1)
-        draw_table(axes, data)
-        return to_svg(figure)
+        return to_svg(table_figure(data))
+
+
+def table_figure(data: view.Data) -> Figure:
+    lines = len(data["columns"]) + 1  # and the limit
+    rows = max(2, math.ceil(lines / LEGEND_COLUMNS))
+    figure, axes = _figure(5.0, 2.7 + 0.2 * rows, legend_rows=rows)
+    draw_table(axes, data)
+    return figure
 
 
 def ratio_plot(ratios: pd.DataFrame, size_name: str, there: str) -> str:

@@ -52,14 +52,18 @@ def _quartiles(content: dict[str, Any]) -> str:
 
 
 def _table_html(id_: str, data: view.Data) -> Markup:
-    """The frame with the published ratio behind the one measured here."""
+    """The frame with the published ratio behind the one measured here, and the ratios before the
+    peers, where a narrow screen still shows them."""
     frame = view.frame(data)
     sizes = sorted(data["rows"])
     ratio = view.FASTER[data["kind"]]
     there = f"the same on the {published.machine()}"
     if ratio in frame and id_ in published.tables():
         ratios = view.ratios(id_, data)["there"]
-        frame.insert(frame.columns.get_loc(ratio) + 1, there, ratios.tolist())
+        frame[there] = ratios.tolist()
+    first = [data["size_name"], view.own(data), ratio, there, view.SHARE]
+    first = [column for column in first if column in frame]
+    frame = frame[first + [column for column in frame if column not in first]]
     classes = pd.DataFrame("", index=frame.index, columns=frame.columns)
     hints = classes.copy()
     for index, n in enumerate(sizes):
