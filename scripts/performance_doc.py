@@ -49,7 +49,7 @@ def speed_row(id_: str, data: view.Data, n: int) -> dict[str, str]:
     for extra in (c for c, role in data["columns"].items() if role == "extra"):
         row[f"than {extra} by"] = times(view.value(data, n, extra) / ours)
     row["share of the limit"] = percent(view.share(data, n))
-    row["plain / kept"] = times(view.value(data, n, view.own(data), "plain") / ours)
+    row["plain / kept"] = times(view.plain_to_kept(data, n))
     row[f"{published.machine()}, fused by"] = times((there and there.advantage(n)) or math.nan)
     return row
 

@@ -50,6 +50,7 @@ def speed_job(columns, direction="fwd", n=16, act="none", cell_seconds=20.0):
     return {
         "kind": "speed",
         "mode": "kept",
+        "in_turns": False,
         "operator": "lrpe_rotate",
         "direction": direction,
         "dtype": "bf16",
@@ -194,7 +195,7 @@ def test_the_next_size_is_foretold_by_what_it_moves(monkeypatch):
     """In two dimensions the double size takes four times as long."""
     seen = []
 
-    def row(operator, case, columns, job, expected, emit):
+    def row(operator, case, columns, job, expected, emit, wait_for_turn):
         seen.append(expected)
         return {"to": 1.0}
 
@@ -324,6 +325,43 @@ def test_a_worker_that_hangs_is_ended(monkeypatch):
     assert problem == "stopped: nothing heard for 0 s"
 
 
+def test_jobs_in_turns_measure_one_at_a_time():
+    turns = processes.Turns(2)
+    log: list[str] = []
+    prepared = threading.Event()
+
+    def job(name: str, rounds: int) -> None:
+        if name == "b":
+            assert prepared.wait(10)
+        for _ in range(rounds):
+            turns.wait()
+            log.append(name)
+        turns.leave()
+
+    threads = [threading.Thread(target=job, args=a) for a in (("a", 2), ("b", 4))]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.1)
+    assert log == []  # the other is not ready
+    prepared.set()
+    for thread in threads:
+        thread.join(10)
+    assert "".join(log) == "ababbb"
+
+
+def test_a_worker_waits_for_its_turn():
+    waiting = processes.Worker("beside")
+    events: list[str] = []
+    problem = waiting.run(
+        {**speed_job(["attnops"]), "mode": "beside", "in_turns": True, "rounds": 2},
+        lambda event: events.append(event["event"]),
+    )
+    waiting.close()
+    assert problem is None
+    assert events[-3:] == ["ready", "ready", "cell"]
+    assert "limits" not in events
+
+
 def test_an_interrupted_worker_leaves_no_watch():
     before = threading.active_count()
     interrupted = processes.Worker("plain")
@@ -369,12 +407,13 @@ def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
     moved = OPERATOR.cost(Case.of(table, 256, 1)).moved
     results.add_limits(table, 256, {"bandwidth": moved / 1e-3, "fma": 1e15})
     results.add(table, 256, "attnops", "plain", {"value": 2.5})
+    results.add(table, 256, "attnops", "beside", {"value": 2.2})
     results.add(table, 256, "toc", "plain", {"value": 16.0})
     assert results.best_peer(table, 256) == "toc"
     row = results.frame(table).iloc[0]
     assert row["faster than the best peer by"] == 4.0
     assert row["share of the limit"] == pytest.approx(0.5)
-    assert row["plain/kept"] == 1.25
+    assert row["plain/kept"] == pytest.approx(2.5 / 2.2)
     assert row["best peer plain"] == 16.0
     assert row["to_up"] == "~31 GB > 22 GB"
     assert row["toc_up"] == "error"

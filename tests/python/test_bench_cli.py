@@ -205,21 +205,22 @@ def test_a_missing_package_is_one_line(package, advice):
 
 
 def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(capsys, fake_workers):
-    fake_workers(interrupt_at=3)
+    fake_workers(interrupt_at=4)
     arguments = ["--only", "lrpe_rotate-speed-*-act_none-*", "--sizes", "16,32", "--peers", "to"]
     assert cli.main(arguments) == 130
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1].endswith("attnops-bench --resume goes on")
-    # Both processes of the first table, and the first of the second.
+    # All processes of the first table, and the first of the second.
     document = json.loads(Path("results/latest/results.json").read_text())
     forward, backward = document["tables"].values()
-    assert set(forward["rows"]["32"]["cells"]["attnops"]) == {"kept", "plain"}
+    assert set(forward["rows"]["32"]["cells"]["attnops"]) == {"kept", "plain", "beside"}
     assert set(backward["rows"]["32"]["cells"]["attnops"]) == {"kept"}
     assert Path("report/index.html").exists()
 
     workers = fake_workers()
     assert cli.main(["--resume"]) == 0
-    assert [(job["direction"], job["mode"]) for job in workers.jobs] == [("bwd", "plain")]
+    jobs = {(job["direction"], job["mode"]) for job in workers.jobs}
+    assert jobs == {("bwd", "plain"), ("bwd", "beside")}
     assert [row["n"] for row in workers.jobs[0]["rows"]] == [16, 32]
     assert len(list(Path("results").iterdir())) == 2  # the run and the link to it
 
@@ -265,12 +266,14 @@ def test_forwards_that_keep_nothing_are_timed_once(fake_workers):
     assert cli.main([*only, "--output", "out"]) == 0
     jobs = Counter((j["direction"], j["options"]["keep"], j["mode"]) for j in workers.jobs)
     tables = [("fwd", "none"), *(("bwd", keep) for keep in KEEPS)]
-    assert jobs == Counter((*table, mode) for table in tables for mode in ("kept", "plain"))
+    assert jobs == Counter(
+        (*table, mode) for table in tables for mode in ("kept", "plain", "beside")
+    )
     for keep in KEEPS:
         assert list(Path("out").glob(f"flao-speed-fwd-*@{keep}.csv"))
     document = json.loads(Path("out/results.json").read_text())
     for table in document["tables"].values():
-        assert set(table["rows"]["16"]["cells"]["attnops"]) == {"kept", "plain"}
+        assert set(table["rows"]["16"]["cells"]["attnops"]) == {"kept", "plain", "beside"}
 
 
 def test_a_full_run_times_the_plain_process_at_a_few_sizes(fake_workers):
@@ -278,14 +281,18 @@ def test_a_full_run_times_the_plain_process_at_a_few_sizes(fake_workers):
     only = "lrpe_rotate-speed-fwd-*-act_none-*"
     assert cli.main(["--full", "--only", only, "--peers", "to"]) == 0
     sizes = {job["mode"]: [row["n"] for row in job["rows"]] for job in workers.jobs}
-    assert sizes == {"kept": [2**i for i in range(8, 16)], "plain": [512, 2048]}
+    assert sizes == {
+        "kept": [2**i for i in range(8, 16)],
+        "plain": [512, 2048],
+        "beside": [512, 2048],
+    }
 
 
 def test_the_quick_set_takes_the_largest_size_for_what_takes_long(fake_workers):
     workers = fake_workers()
     assert cli.main(["--only", "lrpe_rotate-*-fwd-*-act_none-*", "--peers", "to"]) == 0
     sizes = {job["mode"]: [row["n"] for row in job["rows"]] for job in workers.jobs}
-    assert sizes == {"memory": [2048], "kept": [512, 2048], "plain": [2048]}
+    assert sizes == {"memory": [2048], "kept": [512, 2048], "plain": [2048], "beside": [2048]}
 
 
 def test_another_machine_cannot_go_on(capsys, fake_workers):

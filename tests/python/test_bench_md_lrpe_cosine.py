@@ -97,6 +97,7 @@ def test_inputs_that_do_not_fit_are_not_made(monkeypatch):
     job = {
         "kind": "speed",
         "mode": "kept",
+        "in_turns": False,
         "operator": "md_lrpe_cosine",
         "direction": "fwd",
         "dtype": "bf16",

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import attnops
+from attnops.bench.processes import KEEPING
 from attnops.bench.tables import Case, Column, Inputs, Operator
 
 Emit = Callable[[dict[str, Any]], None]
@@ -202,7 +203,7 @@ def _warm_up(
             starting(timed.column)
             timed.make_room()
             timed.sample()
-        settled = job["mode"] != "kept" or all(t.settled() for t in cold)
+        settled = job["mode"] not in KEEPING or all(t.settled() for t in cold)
         late = time.perf_counter() - began > enough * len(cold)
         if late or (turn > 0 and settled):
             break
@@ -269,6 +270,7 @@ def _speed_row(
     job: dict[str, Any],
     expected: dict[str, float],
     emit: Emit,
+    wait_for_turn: Callable[[], None],
 ) -> dict[str, float]:
     """Measures a row; returns seconds per round by column, to predict the next size."""
 
@@ -292,13 +294,14 @@ def _speed_row(
     gc.disable()
     try:
         for turn in range(job["rounds"]):
+            wait_for_turn()
             # What a column leaves in caches and memory is the next one's to bear, and a large peer
             # leaves more: each round has an order of its own.
             for timed in random.Random(turn).sample(admitted, len(admitted)):
                 if turn < timed.rounds:
                     timed.make_room()
                     seconds = timed.sample()
-                    if job["mode"] == "kept" and not timed.settled():  # memory was given back
+                    if job["mode"] in KEEPING and not timed.settled():  # memory was given back
                         seconds = timed.sample()
                     timed.samples.append(seconds)
                     timed.faults.append(timed.faults_per_call)
@@ -312,25 +315,36 @@ def _speed_row(
     return rounds | removed
 
 
-def speed(operator: Operator, job: dict[str, Any], case_at: Callable[[int], Case], emit: Emit):
-    """Rows of a speed table, sizes ascending; the columns of a row take turns."""
+def speed(
+    operator: Operator,
+    job: dict[str, Any],
+    case_at: Callable[[int], Case],
+    emit: Emit,
+    wait_for_turn: Callable[[], None],
+) -> None:
+    """Rows of a speed table, sizes ascending; the columns of a row take turns.
+
+    `wait_for_turn` is called before each round and returns when no other process measures.
+    """
     # The compiled backward is called again and again on one graph, which donation forbids.
     import torch._functorch.config
 
     torch._functorch.config.donated_buffer = False
     job = {**job, "memory": memory_available()}
-    kept = job["mode"] == "kept"
-    before = limits() if kept else {}  # measured again after each row, which is before the next one
+    with_limits = job["mode"] == "kept"
+    # Measured again after each row, which is before the next one.
+    before = limits() if with_limits else {}
     by_name = {c.name: c for c in operator.columns}
     expected: dict[str, float] = {}
     for row, following in zip(job["rows"], [*job["rows"][1:], None], strict=True):
         columns = [by_name[name] for name in row["columns"]]
         reset_compiler(columns)
-        if kept:  # in case the process does not live to measure them again
+        if with_limits:  # in case the process does not live to measure them again
             emit({"event": "limits", "n": row["n"], "limits": before})
-        seconds = _speed_row(operator, case_at(row["n"]), columns, job, expected, emit)
+        case = case_at(row["n"])
+        seconds = _speed_row(operator, case, columns, job, expected, emit, wait_for_turn)
         _release()  # chunks of this size would lie about unused and crowd the next
-        if kept:
+        if with_limits:
             after = limits()
             best = {name: max(before[name], after[name]) for name in before}
             emit({"event": "limits", "n": row["n"], "limits": best})

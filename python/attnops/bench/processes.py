@@ -24,13 +24,14 @@ KEPT = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 30),
     "MALLOC_TOP_PAD_": str(1 << 30),
 }
+KEEPING = ("kept", "beside")  # modes whose processes keep freed memory
 STOPPED = "stopped"
 OUT_OF_MEMORY = " (out of memory?)"
 
 
 def environment(mode: str) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    if mode == "kept":
+    if mode in KEEPING:
         env |= KEPT
     # Idle compile processes of Inductor would hold memory and take time from what is measured.
     env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -43,6 +44,33 @@ def patience_for(job: dict[str, Any]) -> float:
     """Seconds after which a worker without an event hangs: all columns of a row, and a compiler."""
     columns = max(len(row["columns"]) for row in job["rows"])
     return job["cell_seconds"] * (columns + 2) + 120
+
+
+class Turns:
+    """Jobs that run at once and measure one at a time, in turns. None measures before all are
+    ready, nor while another prepares its next row."""
+
+    def __init__(self, jobs: int):
+        self._jobs = jobs
+        self._waiting: list[int] = []
+        self._changed = threading.Condition()
+
+    def wait(self) -> None:
+        """Ends this thread's turn; returns when the next one comes."""
+        me = threading.get_ident()
+        with self._changed:
+            self._waiting.append(me)
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: len(self._waiting) == self._jobs and self._waiting[0] == me
+            )
+            self._waiting.pop(0)
+
+    def leave(self) -> None:
+        """The others go on without this one."""
+        with self._changed:
+            self._jobs -= 1
+            self._changed.notify_all()
 
 
 class Worker:
@@ -64,14 +92,9 @@ class Worker:
 
     def run(self, job: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> str | None:
         """Blocks until the job is done; returns why the process died instead, or None."""
-        assert self._process.stdin
         assert self._process.stdout
         patience = patience_for(job)
-        try:
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died before; its exit code and stderr say why
+        self._send(json.dumps(job))
         while True:
             watch = threading.Timer(patience, self._give_up, [patience])
             watch.daemon = True
@@ -86,6 +109,16 @@ class Worker:
             if event["event"] == "end":
                 return None
             on_event(event)
+            if event["event"] == "ready":
+                self._send("go")
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died before; its exit code and stderr say why
 
     def _give_up(self, patience: float) -> None:
         self._overdue = f"stopped: nothing heard for {patience:.0f} s"

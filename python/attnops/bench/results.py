@@ -1,7 +1,8 @@
 """The results of a run: kept in one JSON document, written as JSON and CSV.
 
 A cell is `{"value", ...}` in ms or MB, `{"error": text}` or `{"budget": text, "of": "time" or
-"memory"}`, by mode: `kept` and `plain` in speed tables, `memory` in memory tables.
+"memory"}`, by mode: `memory` in memory tables; in speed tables `kept`, and of some sizes `plain`
+and what takes turns with it, `beside`: attnops in a process that keeps its memory.
 """
 
 from __future__ import annotations

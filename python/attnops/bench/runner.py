@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from attnops.bench.processes import OUT_OF_MEMORY, STOPPED, Workers
+from attnops.bench.processes import OUT_OF_MEMORY, STOPPED, Turns, Workers
 from attnops.bench.results import Results
 from attnops.bench.tables import Case, Column, Table, operators
 
@@ -54,7 +55,8 @@ def weight(table: Table, n: int, column: Column) -> float:
 
 
 def plain_weight(table: Table, n: int, own: Column) -> float:
-    """The weight of a row in the plain process, which has attnops and the best peer."""
+    """The weight of a row in the plain process, which has attnops and the best peer, and of what
+    takes turns with it."""
     return 3.0 + 2 * weight(table, n, own)
 
 
@@ -99,8 +101,7 @@ class Runner:
         kept = self._missing(table, sizes, columns, "kept")
         total = sum(weight(table, row["n"], c) for row in kept for c in columns)
         own = own_column(columns)
-        plain = self._missing(table, self._settings.plain(table, sizes), [own], "plain")
-        return total + sum(plain_weight(table, row["n"], own) for row in plain)
+        return total + sum(plain_weight(table, n, own) for n in self._plain_left(table, sizes, own))
 
     def close(self) -> None:
         self._workers.close()
@@ -118,6 +119,14 @@ class Runner:
             {"n": n, "columns": names}
             for n in sizes
             if not self._results.has(table, n, names, mode)
+        ]
+
+    def _plain_left(self, table: Table, sizes: list[int], own: Column) -> list[int]:
+        """The sizes that are still to be timed in a plain process and beside it."""
+        return [
+            n
+            for n in self._settings.plain(table, sizes)
+            if not all(self._results.has(table, n, [own.name], m) for m in ("plain", "beside"))
         ]
 
     def _peak(self, table: Table, sizes: list[int]) -> int:
@@ -148,6 +157,7 @@ class Runner:
         rows: list[dict[str, Any]],
         on_cell: Callable[[int, str], None] = lambda n, column: None,
         at_once: int = 1,
+        turns: Turns | None = None,
     ) -> None:
         """Runs rows in one worker. When it dies, the column at fault gets the error, and a new
         worker goes on with what is left."""
@@ -173,6 +183,9 @@ class Runner:
                     self._results.add_limits(table, event["n"], event["limits"])
                 case "environment":
                     self._results.add_environment(event)
+                case "ready":
+                    assert turns
+                    turns.wait()
 
         while left:
             started.clear()
@@ -185,6 +198,8 @@ class Runner:
             if table.kind == "memory":
                 job["per_byte"] = self._results.per_byte(table, *left[0])
                 job["smallest"] = min(table.sizes)
+            else:
+                job["in_turns"] = turns is not None
             problem = self._workers.run(job, on_event, keep=keep)
             if problem is None or problem == STOPPED:
                 return
@@ -220,17 +235,38 @@ class Runner:
         self._run_rows(table, "kept", self._missing(table, sizes, columns, "kept"), on_cell)
         self._results.save()
         own = own_column(columns)
-        rows = self._missing(table, self._settings.plain(table, sizes), [own], "plain")
-        for row in rows:
-            best = self._results.best_peer(table, row["n"])
-            row["columns"] = [own.name, best] if best else [own.name]
+        if left := self._plain_left(table, sizes, own):
+            self._plain(table, left, own)
+            self._results.save()
 
-        def on_plain_cell(n: int, column: str) -> None:
-            if column == own.name:
-                self._advance(plain_weight(table, n, own))
+    def _plain(self, table: Table, sizes: list[int], own: Column) -> None:
+        """Times attnops and the best peer in a plain process, in turns with a process that keeps
+        its memory and has attnops alone: a machine with other users is another one later."""
+        columns: dict[str, Callable[[int], list[str | None]]] = {
+            "plain": lambda n: [own.name, self._results.best_peer(table, n)],
+            "beside": lambda n: [own.name],
+        }
+        turns = Turns(len(columns))
 
-        self._run_rows(table, "plain", rows, on_plain_cell)
-        self._results.save()
+        def run(mode: str) -> float:
+            rows = [{"n": n, "columns": [c for c in columns[mode](n) if c]} for n in sizes]
+            try:
+                self._run_rows(table, mode, rows, turns=turns)
+            finally:
+                turns.leave()
+            return sum(plain_weight(table, n, own) for n in sizes) / len(columns)
+
+        self._at_once(len(columns), [partial(run, mode) for mode in columns])
+
+    def _at_once(self, most: int, tasks: list[Callable[[], float]]) -> None:
+        """Runs tasks in so many threads; they return the weight of what they did."""
+        with ThreadPoolExecutor(most) as pool:
+            try:
+                for done in pool.map(lambda task: task(), tasks):
+                    self._advance(done)
+            except KeyboardInterrupt:
+                self._workers.stop()  # or the pool would wait for them
+                raise
 
     def _memory(self, table: Table, sizes: list[int], columns: list[Column]) -> None:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -254,10 +290,4 @@ class Runner:
             self._run_rows(table, "memory", rows, at_once=at_once)
             return done
 
-        with ThreadPoolExecutor(at_once) as pool:
-            try:
-                for done in pool.map(measure, columns):
-                    self._advance(done)
-            except KeyboardInterrupt:
-                self._workers.stop()  # or the pool would wait for them
-                raise
+        self._at_once(at_once, [partial(measure, column) for column in columns])

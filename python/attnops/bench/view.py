@@ -27,7 +27,7 @@ def short_title(id_: str) -> str:
 
 
 def mode(data: Data) -> str:
-    """The mode whose figures are the table's; a speed table has `plain` besides."""
+    """The mode whose figures are the table's; a speed table has `plain` and `beside` too."""
     return MAIN_MODE[data["kind"]]
 
 
@@ -81,6 +81,12 @@ def share(data: Data, n: int) -> float:
     return limit["value"] / value(data, n, own(data)) if limit else math.nan
 
 
+def plain_to_kept(data: Data, n: int) -> float:
+    """The time in a plain process over that in one that keeps its memory, taken in turns."""
+    ours = own(data)
+    return value(data, n, ours, "plain") / value(data, n, ours, "beside")
+
+
 def errors(data: Data) -> list[str]:
     """What went wrong, one line a cell."""
     return [
@@ -119,7 +125,7 @@ def frame(data: Data, detailed: bool = False) -> pd.DataFrame:
         line[SHARE] = share(data, n)
         if any("plain" in modes for modes in data["rows"][n]["cells"].values()):
             line[f"{ours} plain"] = shown(cell(data, n, ours, "plain"), detailed)
-            line["plain/kept"] = value(data, n, ours, "plain") / value(data, n, ours)
+            line["plain/kept"] = plain_to_kept(data, n)
             if best := best_peer(data, n):
                 line["best peer plain"] = shown(cell(data, n, best, "plain"), detailed)
         lines.append(line)

@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ import torch
 import attnops
 from attnops.bench import measure
 from attnops.bench.tables import Case, operators
+
+
+def wait_for_turn(emit: measure.Emit) -> None:
+    emit({"event": "ready"})
+    if not sys.stdin.readline():
+        sys.exit(0)  # nobody is left to report to
 
 
 def run(job: dict[str, Any], emit: measure.Emit) -> None:
@@ -38,8 +45,12 @@ def run(job: dict[str, Any], emit: measure.Emit) -> None:
             job["operator"], job["direction"], n, job["dtype"], job["options"], job["threads"]
         )
 
-    pass_ = measure.speed if job["kind"] == "speed" else measure.memory
-    pass_(operators()[job["operator"]], job, case_at, emit)
+    operator = operators()[job["operator"]]
+    if job["kind"] == "memory":
+        measure.memory(operator, job, case_at, emit)
+    else:
+        turn = partial(wait_for_turn, emit) if job["in_turns"] else lambda: None
+        measure.speed(operator, job, case_at, emit, turn)
 
 
 def run_in_child(job: dict[str, Any], emit: measure.Emit) -> None:
@@ -74,7 +85,7 @@ def main() -> None:
     def emit(event: dict[str, Any]) -> None:
         events.write(json.dumps(event) + "\n")
 
-    for line in sys.stdin:
+    for line in iter(sys.stdin.readline, ""):
         job = json.loads(line)
         if job["kind"] == "memory":
             run_in_child(job, emit)
