@@ -36,10 +36,11 @@ constexpr std::int64_t kRunBlocks = 16;
 constexpr std::int64_t kTasks = 64;
 // Softmax over the sequence cuts it into at most this many pieces, and takes as many columns
 // at once as the statistics of all pieces have room for. A piece has several blocks: its first
-// one is read once more for the maximum, and pieces have to be merged.
+// one is read once more for the maximum, and pieces have to be merged. Forward and backward then
+// take scratch of the same size, and keep it: malloc may hold on to what a larger one replaces.
 constexpr std::int64_t kPieces = 32;
 constexpr std::int64_t kPieceBlocks = 4;
-constexpr std::int64_t kColumnBytes = 7 << 20;
+constexpr std::int64_t kColumnBytes = 7 << 19;
 
 // So many batches at the most make do with the first token's angles and the steps from it, which
 // takes more arithmetic and less memory than a table; it pays where there is no activation.
