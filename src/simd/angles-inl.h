@@ -85,15 +85,16 @@ void FillTurns(const Theta* theta, std::int64_t row_stride, std::int64_t count,
     float* poison = angles.poison + row * angles.width;
     std::fill_n(high, angles.RowSize(), 0);
     std::fill_n(poison, angles.width, 0.0f);
-    for (std::int64_t c = 0; c < angles.count; ++c) {
-      const std::int64_t in_axis = c - angles.AxisOf(c) * angles.per_axis;
-      if (in_axis >= count && count > 1) continue;
-      const float value = ToFloat(theta[row * row_stride + (count == 1 ? 0 : in_axis)]);
-      const std::size_t to = StorageOffset<T>(static_cast<std::size_t>(c));
+    const std::int64_t values = count == 1 ? angles.per_axis : count;
+    for (std::int64_t i = 0; i < std::min(values, angles.count); ++i) {
+      const float value = ToFloat(theta[row * row_stride + (count == 1 ? 0 : i)]);
       const std::uint64_t turns = TurnsFromTheta(value);
-      high[to] = static_cast<std::uint32_t>(turns >> 32);
-      low[to] = static_cast<std::uint32_t>(turns);
-      if (!std::isfinite(value)) poison[to] = std::numeric_limits<float>::quiet_NaN();
+      for (std::int64_t c = i; c < angles.count; c += angles.per_axis) {  // one of each axis
+        const std::size_t to = StorageOffset<T>(static_cast<std::size_t>(c));
+        high[to] = static_cast<std::uint32_t>(turns >> 32);
+        low[to] = static_cast<std::uint32_t>(turns);
+        if (!std::isfinite(value)) poison[to] = std::numeric_limits<float>::quiet_NaN();
+      }
     }
   }
 }
@@ -147,56 +148,71 @@ HWY_INLINE SinCos OfAxes(const Angles& angles, const AxisRange& range, std::int6
   return result;
 }
 
-// Fills one row of the table for the tokens [first, first + tokens) of a grid with several axes;
-// `to` is that of the first token. Tokens go in runs that differ in the last axis alone and
-// within one of its blocks. `base`, a row, has the sincos at the beginning of the axes' blocks.
+// Tokens of a grid that differ in the last axis alone, and lie within one of its blocks.
+struct GridRun {
+  std::int64_t tokens = 0;
+  Dims begin;             // of the axes' blocks
+  Dims step;              // from there to the first token
+  bool new_begin = true;  // unlike that of the run before
+};
+
+// The tokens [first, first + tokens) as runs; returns how many there are.
+inline int GridRuns(const Angles& angles, std::int64_t first, std::int64_t tokens, GridRun* runs) {
+  const int last_axis = angles.axes() - 1;
+  int count = 0;
+  for (std::int64_t done = 0; done < tokens; done += runs[count++].tokens) {
+    GridRun& run = runs[count];
+    run.begin = run.step = GridIndex(angles.shape, first + done).at;
+    const std::int64_t left = angles.shape[last_axis] - run.step[last_axis];
+    run.new_begin = count == 0;
+    for (int axis = 0; axis <= last_axis; ++axis) {
+      run.step[axis] %= angles.block;
+      run.begin[axis] -= run.step[axis];
+      run.new_begin = run.new_begin || run.begin[axis] != runs[count - 1].begin[axis];
+    }
+    run.tokens = std::min({tokens - done, left, angles.block - run.step[last_axis]});
+  }
+  return count;
+}
+
+// Fills one row of the table for the tokens of some runs; `to` is that of the first token.
 template <typename T>
-HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, std::int64_t first,
-                            std::int64_t tokens, float* to, std::int64_t stride, float* base) {
+HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, const GridRun* runs, int count,
+                            float* to, std::int64_t stride) {
   const std::int64_t width = angles.width;
   const std::int64_t chunk = ChunkSize();
   const std::int64_t lanes = hn::Lanes(DF());
   const int last_axis = angles.axes() - 1;
-  Dims begin = angles.shape;
-  for (std::int64_t done = 0; done < tokens;) {
-    Dims step = GridIndex(angles.shape, first + done).at;
-    const std::int64_t left = angles.shape[last_axis] - step[last_axis];
-    bool new_base = done == 0;
-    for (int axis = 0; axis <= last_axis; ++axis) {
-      const std::int64_t block_begin = step[axis] / angles.block * angles.block;
-      step[axis] -= block_begin;
-      new_base = new_base || begin[axis] != block_begin;
-      begin[axis] = block_begin;
-    }
-    const std::int64_t run = std::min({tokens - done, left, angles.block - step[last_axis]});
-    for (std::int64_t j = 0; j < width; j += lanes) {
-      const std::int64_t chunk_begin = j / chunk * chunk;
-      const int vector = static_cast<int>((j - chunk_begin) / lanes);
-      const AxisRange range(angles, chunk_begin);
-      const auto of_axes = [&](const auto& of) HWY_ATTR {
-        return OfAxes<T>(angles, range, chunk_begin, vector, of);
-      };
-      if (new_base) {
-        StoreSinCos(
-            of_axes([&](int axis) HWY_ATTR { return ExactSinCos(angles, row, j, begin[axis]); }),
-            base + j, width);
+  for (std::int64_t j = 0; j < width; j += lanes) {
+    const std::int64_t chunk_begin = j / chunk * chunk;
+    const int vector = static_cast<int>((j - chunk_begin) / lanes);
+    const AxisRange range(angles, chunk_begin);
+    const auto of_axes = [&](const auto& of)
+                             HWY_ATTR { return OfAxes<T>(angles, range, chunk_begin, vector, of); };
+    SinCos begin = ExactSinCos(angles, row, j, 0);
+    float* cos = to + j;
+    for (const GridRun* run = runs; run < runs + count; ++run) {
+      if (run->new_begin) {
+        begin = of_axes([&](int axis)
+                            HWY_ATTR { return ExactSinCos(angles, row, j, run->begin[axis]); });
       }
-      const SinCos from = LoadSinCos(base + j, width);
       const auto at_token = [&](std::int64_t i) HWY_ATTR {
-        return AddAngles(from, of_axes([&](int axis) HWY_ATTR {
-                           const std::int64_t at = step[axis] + (axis == last_axis ? i : 0);
+        return AddAngles(begin, of_axes([&](int axis) HWY_ATTR {
+                           const std::int64_t at = run->step[axis] + (axis == last_axis ? i : 0);
                            return LoadSinCos(angles.Step(row, at) + j, width);
                          }));
       };
-      float* cos = to + done * stride + j;
       if (range.last == last_axis) {
-        for (std::int64_t i = 0; i < run; ++i) StoreSinCos(at_token(i), cos + i * stride, width);
+        for (std::int64_t i = 0; i < run->tokens; ++i, cos += stride) {
+          StoreSinCos(at_token(i), cos, width);
+        }
       } else {
         const SinCos same = at_token(0);
-        for (std::int64_t i = 0; i < run; ++i) StoreSinCos(same, cos + i * stride, width);
+        for (std::int64_t i = 0; i < run->tokens; ++i, cos += stride) {
+          StoreSinCos(same, cos, width);
+        }
       }
     }
-    done += run;
   }
 }
 
@@ -269,22 +285,24 @@ HWY_INLINE void FillRowFromTable(const Angles& angles, std::int64_t row, std::in
 }
 
 // Fills the table of the tokens [first, first + tokens), counted from the grid's first and at
-// most a block, for the rows [row_begin, row_end). Behind the room for a block the table has
-// room for one more row.
+// most a block, for the rows [row_begin, row_end).
 template <typename T>
 void FillTable(const Angles& angles, std::int64_t row_begin, std::int64_t row_end,
                std::int64_t first, std::int64_t tokens, float* table) {
   const std::int64_t stride = (row_end - row_begin) * angles.RowSize();
+  const bool grid = angles.axes() > 1 && !angles.from_table;
+  GridRun runs[Angles::kMaxBlock];
+  const int count = grid ? GridRuns(angles, first, tokens, runs) : 0;
   for (std::int64_t row = row_begin; row < row_end; ++row) {
     float* to = table + (row - row_begin) * angles.RowSize();
     if (angles.from_table) {
       for (std::int64_t i = 0; i < tokens; ++i) {
         FillRowFromTable<T>(angles, row, first + i, to + i * stride);
       }
-    } else if (angles.axes() == 1) {
-      FillLineRow(angles, row, first, tokens, to, stride);
+    } else if (grid) {
+      FillGridRow<T>(angles, row, runs, count, to, stride);
     } else {
-      FillGridRow<T>(angles, row, first, tokens, to, stride, table + angles.block * stride);
+      FillLineRow(angles, row, first, tokens, to, stride);
     }
   }
 }

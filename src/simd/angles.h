@@ -21,6 +21,8 @@ namespace attnops {
 // in the storage order of the tensors' type, so that a chunk of cos or sin meets a chunk of the
 // tensor lane by lane.
 struct Angles {
+  static constexpr std::int64_t kMaxBlock = 16;
+
   Dims shape;                 // of the grid, the last axis fastest
   std::int64_t offset = 0;    // of the indices, in a grid of one axis
   std::int64_t count = 0;     // angles of a row, without padding

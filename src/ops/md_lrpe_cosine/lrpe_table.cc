@@ -40,7 +40,7 @@ void LrpeTable(const ConstTensorView& theta, const Dims& shape, std::int64_t d,
   Angles angles = AnglesOf({&theta, nullptr, {table.shape(1)}, offset, theta.shape(1)},
                            theta.shape(1), kernels.chunk);
   const int workers = MaxWorkers();
-  const std::int64_t worker_size = (angles.block + 1) * angles.RowSize();
+  const std::int64_t worker_size = angles.block * angles.RowSize();
   Scratch scratch(AnglesScratch(angles) + Scratch::Size<float>(workers * worker_size));
   StartAngles(kernels, theta, scratch, angles);
   float* memory = scratch.Take<float>(workers * worker_size);

@@ -242,7 +242,7 @@ class Run {
       const Stage& stage = operand->stage;
       direct = direct && stage.IsDirect();
       row = std::max(row, ColumnsSize(*operand));
-      if (stage.encodes) table = (stage.angles.block + 1) * stage.angles.RowSize();
+      if (stage.encodes) table = stage.angles.block * stage.angles.RowSize();
     }
     gradient_size_ =
         pass == Pass::kBackward && !direct ? BlockSize(std::max(inner_, problem_.E)) : 0;

@@ -14,7 +14,7 @@ namespace {
 
 // Tokens in a block: enough that the exact sincos of its first one costs little beside the
 // complex products of the others, few enough that the table of several heads stays in L2.
-constexpr std::int64_t kBlock = 16;
+constexpr std::int64_t kBlock = Angles::kMaxBlock;
 static_assert(kBlock <= kColumnTokens);
 // Bound of a worker's table where heads are neighbours in memory: it takes all heads of a token
 // in one stretch. Where tokens are, a head at a time does, and its table stays in L1.
@@ -32,8 +32,10 @@ constexpr std::int64_t kSerialBytes = 64 << 10;
 constexpr std::int64_t kManyBytes = 32 << 20;
 constexpr std::int64_t kStreams = 4;
 constexpr std::int64_t kRunBlocks = 16;
-// More tasks than any sensible number of threads, so that none waits for the last.
-constexpr std::int64_t kTasks = 64;
+// Tasks for a worker, so that none waits long for the last: of those that take a part of the
+// batches, and fill a table each for it, and of those with several blocks.
+constexpr std::int64_t kTasks = 8;
+constexpr std::int64_t kRunTasks = 32;
 // Softmax over the sequence cuts it into at most this many pieces, and takes as many columns
 // at once as the statistics of all pieces have room for. A piece has several blocks: its first
 // one is read once more for the maximum, and pieces have to be merged. Forward and backward then
@@ -75,13 +77,13 @@ struct Work {
   std::int64_t PlainRow() const { return kernels.plain_parts * angles.width; }
   std::int64_t WorkerScratch() const { return TableSize() + kMaxRowSet * 2 * PlainRow(); }
   std::int64_t TableSize() const {
-    return (angles.block * std::min(angles.rows, head_group) + 1) * angles.RowSize();
+    return angles.block * std::min(angles.rows, head_group) * angles.RowSize();
   }
 
   // Into how many parts `batches` are divided where `places` alone are too few tasks. A part
   // of fewer than 4 would cost as much for its angles as for its rows.
-  static std::int64_t BatchParts(std::int64_t batches, std::int64_t places) {
-    return std::min(DivideUp(batches, 4), DivideUp(kTasks, places));
+  std::int64_t BatchParts(std::int64_t batches, std::int64_t places) const {
+    return std::min(DivideUp(batches, 4), DivideUp(kTasks * workers, places));
   }
 
   bool InPrefix(const EncodingRegion& region) const { return region.token_begin < problem.prefix; }
@@ -135,8 +137,8 @@ void RunBlocks(const Work& work, Scratch& scratch) {
   // With streams of all batches a task has some blocks of one head: the hardware follows them for
   // longer.
   const bool by_batch = work.problem.by_batch;
-  const std::int64_t run =
-      by_batch ? std::clamp<std::int64_t>(blocks * groups * parts / kTasks, 1, kRunBlocks) : 1;
+  const std::int64_t most = std::min(kRunBlocks, blocks * groups / (kRunTasks * work.workers));
+  const std::int64_t run = by_batch ? std::max<std::int64_t>(1, most) : 1;
   const std::int64_t runs = DivideUp(blocks, run);
   RunTasks(runs * groups * parts, work.workers, [&](std::int64_t task, int worker) {
     const std::int64_t part = task % parts;
