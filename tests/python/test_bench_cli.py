@@ -81,6 +81,18 @@ def test_list_has_every_published_table(capsys):
         assert there or words[1:3] == ["not", "available:"]
 
 
+def test_several_patterns_select_what_any_matches(capsys):
+    only = ["--only", "tpa_decode-speed-*", "--only", "flao-memory-bwd-*@kv"]
+    assert cli.main(["--list", *only]) == 0
+    lines = capsys.readouterr().out.split()
+    assert {line.split("-batch")[0] for line in lines} == {
+        "tpa_decode-speed-fwd",
+        "flao-memory-bwd",
+    }
+    assert cli.main(["--list", *only, "--only", "no-such"]) == 2
+    assert "'no-such'" in one_line(capsys)
+
+
 def test_list_of_one_operator(capsys):
     assert cli.main(["--list", "--only", "lrpe_rotate*"]) == 0
     ids = [t.id for t in published.tables().values() if t.operator == "lrpe_rotate"]

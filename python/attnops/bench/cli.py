@@ -74,7 +74,12 @@ def run_parser() -> Parser:
     add = p.add_argument
     add("--full", action="store_true", help="every published table and size, not the quick set")
     add("--list", action="store_true", help="print the table ids and exit")
-    add("--only", metavar="GLOB", help="only tables whose id matches, e.g. '*-speed-fwd-*'")
+    add(
+        "--only",
+        action="append",
+        metavar="GLOB",
+        help="only tables whose id matches, e.g. '*-speed-fwd-*'; may be given several times",
+    )
     add("--sizes", type=_list_of(_positive), metavar="N,...", help="these sizes instead")
     add("--dtype", type=_list_of(_dtype), default=("bf16",), metavar="T,...", help="bf16,f32,f16")
     add("--batch", type=_positive, default=DEFAULT_BATCH, metavar="B", help="batch (%(default)s)")
@@ -121,14 +126,13 @@ def report_parser() -> Parser:
 
 
 def _select(args: argparse.Namespace) -> Selection:
-    if args.only is not None:
-        patterns: tuple[str, ...] | None = (args.only,)
-    else:
-        patterns = None if args.full or args.list else QUICK
-    selection = select(args.batch, args.dtype, patterns)
-    if not selection.tables and not selection.missing:
-        raise UsageError(f"no table matches '{args.only}' (--list shows all)")
-    return selection
+    if args.only is None:
+        return select(args.batch, args.dtype, None if args.full or args.list else QUICK)
+    for pattern in args.only:
+        selection = select(args.batch, args.dtype, (pattern,))
+        if not selection.tables and not selection.missing:
+            raise UsageError(f"no table matches '{pattern}' (--list shows all)")
+    return select(args.batch, args.dtype, tuple(args.only))
 
 
 def _peers(args: argparse.Namespace, tables: list[Table]) -> tuple[str, ...] | None:
