@@ -159,13 +159,11 @@ def _sizes(args: argparse.Namespace, table: Table) -> list[int]:
 
 
 def _plain_sizes(args: argparse.Namespace, table: Table, sizes: list[int]) -> list[int]:
-    """Sizes that are timed in a plain process too: those asked for; of a full run the quick set's,
-    since the difference depends on the size but little; of the quick set the largest."""
+    """Sizes that are timed in a plain process too: those asked for; otherwise the largest of the
+    quick set, since the difference depends on the size but little."""
     if args.no_plain:
         return []
-    if _is_quick(args):
-        return sizes[-1:]
-    return [n for n in sizes if n in table.quick_sizes] if args.full else sizes
+    return sizes if args.sizes else [max(table.quick_sizes)]
 
 
 def _in_order(tables: list[Table]) -> list[Table]:

@@ -34,6 +34,8 @@ PEER_SHARE = 0.6
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
 SETTLED_FAULTS = 256
 MAX_WARMUP_ROUNDS = 12
+# What a process waits before it measures after another: threads of the other one may spin so long.
+QUIET_SECONDS = 0.03
 # Freed chunks that do not fit the next request; the estimates count live tensors only. A peer of
 # 14.6 GB was seen to take 23.8.
 FRAGMENTATION = 1.6
@@ -294,12 +296,16 @@ def _speed_row(
     gc.disable()
     try:
         for turn in range(job["rounds"]):
-            wait_for_turn()
+            if job["in_turns"]:
+                wait_for_turn()
+                time.sleep(QUIET_SECONDS)
             # What a column leaves in caches and memory is the next one's to bear, and a large peer
             # leaves more: each round has an order of its own.
             for timed in random.Random(turn).sample(admitted, len(admitted)):
                 if turn < timed.rounds:
                     timed.make_room()
+                    if job["in_turns"]:  # another process had the caches
+                        timed.sample()
                     seconds = timed.sample()
                     if job["mode"] in KEEPING and not timed.settled():  # memory was given back
                         seconds = timed.sample()
@@ -324,7 +330,8 @@ def speed(
 ) -> None:
     """Rows of a speed table, sizes ascending; the columns of a row take turns.
 
-    `wait_for_turn` is called before each round and returns when no other process measures.
+    Of a job in turns, `wait_for_turn` is called before each round and returns when no other
+    process measures.
     """
     # The compiled backward is called again and again on one graph, which donation forbids.
     import torch._functorch.config

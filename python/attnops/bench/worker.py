@@ -49,8 +49,7 @@ def run(job: dict[str, Any], emit: measure.Emit) -> None:
     if job["kind"] == "memory":
         measure.memory(operator, job, case_at, emit)
     else:
-        turn = partial(wait_for_turn, emit) if job["in_turns"] else lambda: None
-        measure.speed(operator, job, case_at, emit, turn)
+        measure.speed(operator, job, case_at, emit, partial(wait_for_turn, emit))
 
 
 def run_in_child(job: dict[str, Any], emit: measure.Emit) -> None:
