@@ -36,6 +36,11 @@ def markdown(frame: pd.DataFrame) -> str:
     return frame.to_markdown(index=False, disable_numparse=True, colalign=align)
 
 
+def measured(frame: pd.DataFrame) -> str:
+    """The table without columns that have nothing in them."""
+    return markdown(frame.loc[:, (frame != "").any()])
+
+
 def speed_row(id_: str, data: view.Data, n: int) -> dict[str, str]:
     """What the tables of the page say of one size."""
     ours = view.value(data, n, view.own(data))
@@ -78,7 +83,7 @@ def section(tables: dict[str, view.Data], kind: str) -> str:
         for n in sorted(data["rows"])
         if not math.isnan(view.value(data, n, view.own(data)))
     ]
-    return markdown(pd.DataFrame(rows).fillna("")) if rows else ""
+    return measured(pd.DataFrame(rows).fillna("")) if rows else ""
 
 
 def operator_part(results: Results, name: str, images: Path, suffix: str) -> list[str]:
@@ -129,7 +134,7 @@ def summary(tables: dict[str, view.Data]) -> str:
             published.machine(): found["there"].map(times),
         }
     )
-    return markdown(frame.loc[:, (frame != "").any()])  # without what was not measured
+    return measured(frame)
 
 
 def replace(path: Path, text: str) -> None:
@@ -169,6 +174,7 @@ def main(directories: list[str], root: Path = ROOT) -> None:
     for run in runs:  # of a table that several have, the first is taken
         if run.environment["cpu"] == first.environment["cpu"]:
             tables = {**run.tables, **tables}
+    tables = {id_: data for id_, data in tables.items() if id_ in published.tables()}
     replace(root / "README.md", f"{README_TEXT}\n\n{summary(tables)}\n\n{machine(first)}.")
 
 
