@@ -204,25 +204,20 @@ def _figure(
     width: float, height: float, left: float = 0.95, legend_rows: int = 2
 ) -> tuple[Figure, Axes]:
     """One transparent plot with room for a legend above, sizes in inches."""
-    top = 0.15 + 0.2 * legend_rows
-    bottom = 0.5
     figure = Figure(figsize=(width, height))
     figure.patch.set_alpha(0)
+    bottom, top = 0.5, 0.15 + 0.2 * legend_rows
     rect = (left / width, bottom / height, 1 - (left + 0.15) / width, 1 - (bottom + top) / height)
     return figure, figure.add_axes(rect, facecolor="none")
 
 
 def table_plot(data: view.Data) -> str:
-    with mpl.rc_context(STYLE):
-        return to_svg(table_figure(data))
-
-
-def table_figure(data: view.Data) -> Figure:
     lines = len(data["columns"]) + 1  # and the limit
     rows = max(2, math.ceil(lines / LEGEND_COLUMNS))
-    figure, axes = _figure(5.0, 2.7 + 0.2 * rows, legend_rows=rows)
-    draw_table(axes, data)
-    return figure
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(5.0, 2.7 + 0.2 * rows, legend_rows=rows)
+        draw_table(axes, data)
+        return to_svg(figure)
 
 
 def ratio_plot(ratios: pd.DataFrame, size_name: str, there: str) -> str:
