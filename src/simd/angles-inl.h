@@ -151,9 +151,9 @@ HWY_INLINE SinCos OfAxes(const Angles& angles, const AxisRange& range, std::int6
 // Tokens of a grid that differ in the last axis alone, and lie within one of its blocks.
 struct GridRun {
   std::int64_t tokens = 0;
-  Dims begin;             // of the axes' blocks
-  Dims step;              // from there to the first token
-  bool new_begin = true;  // unlike that of the run before
+  Dims begin;              // of the axes' blocks
+  Dims step;               // from there to the first token
+  bool new_begin = false;  // unlike that of the run before
 };
 
 // The tokens [first, first + tokens) as runs; returns how many there are.
@@ -164,11 +164,10 @@ inline int GridRuns(const Angles& angles, std::int64_t first, std::int64_t token
     GridRun& run = runs[count];
     run.begin = run.step = GridIndex(angles.shape, first + done).at;
     const std::int64_t left = angles.shape[last_axis] - run.step[last_axis];
-    run.new_begin = count == 0;
     for (int axis = 0; axis <= last_axis; ++axis) {
       run.step[axis] %= angles.block;
       run.begin[axis] -= run.step[axis];
-      run.new_begin = run.new_begin || run.begin[axis] != runs[count - 1].begin[axis];
+      if (count > 0 && run.begin[axis] != runs[count - 1].begin[axis]) run.new_begin = true;
     }
     run.tokens = std::min({tokens - done, left, angles.block - run.step[last_axis]});
   }
@@ -189,13 +188,14 @@ HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, const GridRu
     const AxisRange range(angles, chunk_begin);
     const auto of_axes = [&](const auto& of)
                              HWY_ATTR { return OfAxes<T>(angles, range, chunk_begin, vector, of); };
-    SinCos begin = ExactSinCos(angles, row, j, 0);
+    const auto begin_of = [&](const GridRun& run) HWY_ATTR {
+      return of_axes([&](int axis)
+                         HWY_ATTR { return ExactSinCos(angles, row, j, run.begin[axis]); });
+    };
+    SinCos begin = begin_of(runs[0]);
     float* cos = to + j;
     for (const GridRun* run = runs; run < runs + count; ++run) {
-      if (run->new_begin) {
-        begin = of_axes([&](int axis)
-                            HWY_ATTR { return ExactSinCos(angles, row, j, run->begin[axis]); });
-      }
+      if (run->new_begin) begin = begin_of(*run);
       const auto at_token = [&](std::int64_t i) HWY_ATTR {
         return AddAngles(begin, of_axes([&](int axis) HWY_ATTR {
                            const std::int64_t at = run->step[axis] + (axis == last_axis ? i : 0);
@@ -290,17 +290,21 @@ template <typename T>
 void FillTable(const Angles& angles, std::int64_t row_begin, std::int64_t row_end,
                std::int64_t first, std::int64_t tokens, float* table) {
   const std::int64_t stride = (row_end - row_begin) * angles.RowSize();
-  const bool grid = angles.axes() > 1 && !angles.from_table;
-  GridRun runs[Angles::kMaxBlock];
-  const int count = grid ? GridRuns(angles, first, tokens, runs) : 0;
+  if (angles.axes() > 1 && !angles.from_table) {
+    GridRun runs[Angles::kMaxBlock];
+    const int count = GridRuns(angles, first, tokens, runs);
+    for (std::int64_t row = row_begin; row < row_end; ++row) {
+      FillGridRow<T>(angles, row, runs, count, table + (row - row_begin) * angles.RowSize(),
+                     stride);
+    }
+    return;
+  }
   for (std::int64_t row = row_begin; row < row_end; ++row) {
     float* to = table + (row - row_begin) * angles.RowSize();
     if (angles.from_table) {
       for (std::int64_t i = 0; i < tokens; ++i) {
         FillRowFromTable<T>(angles, row, first + i, to + i * stride);
       }
-    } else if (grid) {
-      FillGridRow<T>(angles, row, runs, count, to, stride);
     } else {
       FillLineRow(angles, row, first, tokens, to, stride);
     }
