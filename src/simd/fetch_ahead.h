@@ -14,57 +14,66 @@ namespace attnops {
 // strided rows go on.
 class FetchAhead {
  public:
-  static constexpr int kMaxParts = 5;
-  static constexpr std::int64_t kLine = 64;
+  static constexpr int kMaxParts = 10;
 
-  // `rows` rows of `bytes`, `stride` bytes apart, which will be read, or written.
-  void Add(const void* data, std::int64_t stride, std::int64_t bytes, std::int64_t rows,
-           bool write = false) {
+  // `rows` rows of `bytes`, `stride` bytes apart.
+  void Add(const void* data, std::int64_t stride, std::int64_t bytes, std::int64_t rows) {
     if (rows <= 0 || bytes <= 0) return;
     if (stride == bytes) {
       bytes *= rows;
       rows = 1;
     }
-    parts_[count_++] = {static_cast<const char*>(data), stride, bytes, rows, write};
+    parts_[count_++] = {static_cast<const char*>(data), stride, DivideUp(bytes, kLine), rows};
     lines_ += rows * DivideUp(bytes, kLine);
   }
 
   // Spreads what was added over this many steps.
   void Spread(std::int64_t steps) { step_lines_ = steps > 0 ? DivideUp(lines_, steps) : 0; }
 
-  // A run of lines at a time: counting each of them in memory would take longer than fetching it.
+  // Between two rows a step is a few instructions, which products have the time for.
   void Step() {
-    std::int64_t left = step_lines_;
-    while (left > 0 && at_ < count_) {
-      Part& part = parts_[at_];
-      const std::int64_t lines = std::min(left, DivideUp(part.bytes - offset_, kLine));
-      const char* line = part.row + offset_;
-      if (part.write) {
-        for (std::int64_t i = 0; i < lines; ++i) __builtin_prefetch(line + i * kLine, 1, 2);
-      } else {
-        for (std::int64_t i = 0; i < lines; ++i) __builtin_prefetch(line + i * kLine, 0, 2);
-      }
-      left -= lines;
-      offset_ += lines * kLine;
-      if (offset_ < part.bytes) return;
-      offset_ = 0;
-      part.row += part.stride;
-      if (--part.rows == 0) ++at_;
+    std::int64_t lines = step_lines_;
+    while (lines > left_) {
+      lines -= left_;
+      Fetch(left_);
+      if (!NextRow()) return;
     }
+    Fetch(lines);
+    left_ -= lines;
   }
 
  private:
+  static constexpr std::int64_t kLine = 64;
   struct Part {
     const char* row;
-    std::int64_t stride, bytes, rows;
-    bool write;
+    std::int64_t stride, lines, rows;
   };
+
+  void Fetch(std::int64_t lines) {
+    for (std::int64_t i = 0; i < lines; ++i) __builtin_prefetch(line_ + i * kLine, 0, 2);
+    line_ += lines * kLine;
+  }
+  bool NextRow() {
+    if (at_ == count_) {
+      left_ = step_lines_ = 0;
+      return false;
+    }
+    Part& part = parts_[at_];
+    line_ = part.row;
+    left_ = part.lines;
+    part.row += part.stride;
+    if (--part.rows == 0) ++at_;
+    return true;
+  }
+
+  // Where the row at hand goes on, and how many of its lines are left.
+  const char* line_ = nullptr;
+  std::int64_t left_ = 0;
+  std::int64_t step_lines_ = 0;
   Part parts_[kMaxParts] = {};
   int count_ = 0;
   int at_ = 0;
-  std::int64_t offset_ = 0;
   std::int64_t lines_ = 0;
-  std::int64_t step_lines_ = 0;
 };
 
 }  // namespace attnops

@@ -32,20 +32,26 @@ namespace HWY_NAMESPACE {
 // How far ahead the transposed left operand is fetched into L1.
 constexpr std::size_t kStepsAhead = 8;
 
-// A register tile is kTileRows rows and up to kTileChunks chunks of a product. A step takes the
-// tile's vectors of the right operand, and broadcasts one element of the left one for each row:
-// at one broadcast a cycle (measured; loads of whole vectors are two) a tile of few rows and
-// many columns keeps both multiply-add units busy, one of many rows and two vectors does not.
+// A register tile is kTileRows rows and up to kTileChunks chunks of a product; where those do not
+// come out even, kShortRows rows. A step takes the tile's vectors of the right operand, and
+// broadcasts one element of the left one for each row. With vectors of 512 bits only little more
+// than one of these loads a cycle was measured, so a tile needs many sums for each: 24 for 10.
 // Two units with a latency of 4 cycles need at least 8 independent sums.
 #if HWY_TARGET == HWY_AVX3
-constexpr int kTileRows = 4;    // 6 are no faster and divide neither 64 nor 128
-constexpr int kTileChunks = 2;  // 16 sums, four vectors and a broadcast in 32 registers
+constexpr int kTileRows = 6;
+constexpr int kTileChunks = 2;  // 24 sums, four vectors and a broadcast in 32 registers
+#elif HWY_TARGET == HWY_SCALAR
+constexpr int kTileRows = 2;
+constexpr int kTileChunks = 1;
 #else
 constexpr int kTileRows = 6;
 constexpr int kTileChunks = 1;  // 12 sums, two vectors and a broadcast in 16 registers
 #endif
+constexpr int kShortRows = std::min(kTileRows, 4);
 
 static_assert(kTileChunks <= 2);
+// A panel of the transposed left operand is whole tiles.
+static_assert(kMaxChunk % kShortRows == 0);
 
 // f(0), …, f(N−1) with constants, written out.
 template <int N, class F>
@@ -59,23 +65,12 @@ HWY_INLINE void ForEach(const F& f) {
 // Whether the left operand is the matrix or its transpose.
 enum class Left { kStraight, kTransposed };
 
-// Where the elements of the left operand's rows [first, first+kTileRows) are, relative to
-// those of row 0. Rows past the last take its elements: their sums are not used.
-template <Left kLeft>
-HWY_INLINE void TileOffsets(const Panels& a, std::size_t first, std::size_t rows,
-                            std::size_t* HWY_RESTRICT offsets) {
-  const std::size_t chunk = ChunkSize();
-  for (std::size_t i = 0; i < kTileRows; ++i) {
-    const std::size_t row = std::min(first + i, rows - 1);
-    offsets[i] = kLeft == Left::kStraight
-                     ? row * chunk
-                     : row / chunk * static_cast<std::size_t>(a.panel) + row % chunk;
-  }
+// Rows of the next tile where `left` of them are left: whole tiles as long as the rest comes out
+// even in short ones, of which the last may have rows that are not there.
+HWY_INLINE bool IsShort(std::int64_t left) {
+  constexpr std::int64_t kShort = kShortRows;
+  return left < kTileRows || (left > kTileRows && left <= 2 * kShort);
 }
-
-// The sums of a tile: 2·C vectors for each row.
-template <int C>
-using Sums = Pack<2 * C * kTileRows>;
 
 // The register tile of every product: adds `depth` steps to the sums of kRows rows and C chunks.
 // Step k takes a[offsets(row)] of each row, after which a moves by `step` floats, and the 2·C
@@ -103,67 +98,49 @@ HWY_INLINE Pack<2 * C * kRows> AddSteps(const float* HWY_RESTRICT a, const Offse
 // Steps after which a product pauses to fetch memory ahead: often enough that the requests do
 // not come in bursts, for which there are too few line fill buffers.
 constexpr std::int64_t kRunSteps = 32;
-HWY_INLINE std::int64_t RunsOf(std::int64_t depth) { return DivideUp(depth, kRunSteps); }
 
 // Fetches what the next tile takes of a panel of the straight left operand, from this tile's.
+template <int kRows>
 HWY_INLINE void FetchNextRows(const float* rows) {
   constexpr std::size_t kLine = 64 / sizeof(float);
-  const std::size_t size = kTileRows * ChunkSize();
+  const std::size_t size = kRows * ChunkSize();
   for (std::size_t i = size; i < 2 * size; i += kLine) __builtin_prefetch(rows + i, 0, 3);
 }
 
-// The tile of rows [first, first+kTileRows) of the product and C panels of b, of which b is the
-// first row.
-template <Left kLeft, int C, class Pause>
-HWY_INLINE Sums<C> MultiplyTile(const Panels& a, std::size_t first, std::size_t rows,
-                                const float* HWY_RESTRICT b, std::size_t b_panel, std::size_t depth,
-                                const Pause& pause) {
+// The tile of kRows rows of the product, from `first` on, and C panels of b, of which b is the
+// first row. Its rows of a transposed left operand are all of one panel.
+template <Left kLeft, int kRows, int C>
+HWY_INLINE Pack<2 * C * kRows> MultiplyTile(const Panels& a, std::size_t first,
+                                            const float* HWY_RESTRICT b, std::size_t b_panel,
+                                            std::size_t depth, FetchAhead& ahead) {
   const std::size_t chunk = ChunkSize();
   const std::size_t lanes = hn::Lanes(DF());
-  const std::size_t step = kLeft == Left::kStraight ? 1 : chunk;
-  const auto multiply = [&](const auto& offsets, const float* from) ATTNOPS_INLINE_LAMBDA {
-    Sums<C> sums = Fill<2 * C * kTileRows>(0.0f);
-    // A run of a straight left operand ends with its panel, or is a few panels.
-    const std::size_t steps =
-        kLeft == Left::kStraight ? chunk : static_cast<std::size_t>(kRunSteps);
-    for (std::size_t k = 0; k < depth; k += steps) {
-      if (k % kRunSteps == 0) pause(static_cast<std::int64_t>(k / kRunSteps));
-      if constexpr (kLeft == Left::kStraight) {
-        FetchNextRows(a.data + first * chunk + k / chunk * static_cast<std::size_t>(a.panel));
-      }
-      const float* HWY_RESTRICT rows_of_b = b + k * chunk;
-      sums = AddSteps<kTileRows, C>(
-          from, offsets, step, std::min(steps, depth - k),
-          [&](std::size_t i) ATTNOPS_INLINE_LAMBDA {
-            // Each step begins a line of a transposed a, which all its broadcasts would wait for.
-            if constexpr (kLeft == Left::kTransposed) {
-              __builtin_prefetch(from + (i + kStepsAhead) * step, 0, 3);
-            }
-            return MakePack<2 * C>([&](int v) ATTNOPS_INLINE_LAMBDA {
-              return hn::Load(DF(), rows_of_b + i * chunk + v / 2 * b_panel + v % 2 * lanes);
-            });
-          },
-          sums);
-      from += kLeft == Left::kStraight ? static_cast<std::size_t>(a.panel) : steps * chunk;
-    }
-    return sums;
-  };
-  if constexpr (kMaxChunk % kTileRows == 0) {
-    // No tile straddles panels, and a panel has room for whole tiles: the offsets are constants.
-    (void)rows;
-    if constexpr (kLeft == Left::kStraight) {
-      return multiply([](auto row) ATTNOPS_INLINE_LAMBDA { return row() * kMaxChunk; },
-                      a.data + first * chunk);
-    } else {
-      return multiply([](auto row)
-                          ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()); },
-                      a.data + first / chunk * static_cast<std::size_t>(a.panel) + first % chunk);
-    }
-  } else {
-    std::size_t at[kTileRows];
-    TileOffsets<kLeft>(a, first, rows, at);
-    return multiply([&](auto row) ATTNOPS_INLINE_LAMBDA { return at[row()]; }, a.data);
+  const auto a_panel = static_cast<std::size_t>(a.panel);
+  constexpr bool kStraight = kLeft == Left::kStraight;
+  constexpr std::size_t kRow = kStraight ? kMaxChunk : 1;
+  constexpr std::size_t kStep = kStraight ? 1 : kMaxChunk;
+  // A run of a straight left operand ends with its panel, or is a few panels.
+  const std::size_t steps = kStraight ? chunk : static_cast<std::size_t>(kRunSteps);
+  const float* from = a.data + (kStraight ? first * chunk : first / chunk * a_panel + first % chunk);
+  Pack<2 * C * kRows> sums = Fill<2 * C * kRows>(0.0f);
+  for (std::size_t k = 0; k < depth; k += steps) {
+    if (k % kRunSteps == 0) ahead.Step();
+    if constexpr (kStraight) FetchNextRows<kRows>(from);
+    const float* HWY_RESTRICT rows_of_b = b + k * chunk;
+    sums = AddSteps<kRows, C>(
+        from, [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()) * kRow; },
+        kStep, std::min(steps, depth - k),
+        [&](std::size_t i) ATTNOPS_INLINE_LAMBDA {
+          // Each step begins a line of a transposed a, which all its broadcasts would wait for.
+          if constexpr (!kStraight) __builtin_prefetch(from + (i + kStepsAhead) * kStep, 0, 3);
+          return MakePack<2 * C>([&](int v) ATTNOPS_INLINE_LAMBDA {
+            return hn::Load(DF(), rows_of_b + i * chunk + v / 2 * b_panel + v % 2 * lanes);
+          });
+        },
+        sums);
+    from += kStraight ? a_panel : steps * chunk;
   }
+  return sums;
 }
 
 // What part of a product a tile is: rows [first, first+rows) of its chunks [chunk, chunk+chunks).
@@ -171,32 +148,65 @@ struct TilePlace {
   std::int64_t first, rows, chunk, chunks;
 };
 
+// What is in bounds of a tile at the edge of a product. Apart: it would cost the whole tiles
+// registers.
+template <class Finish>
+HWY_NOINLINE void FinishPart(const float* sums, const TilePlace& place, const Finish& finish) {
+  for (std::int64_t row = 0; row < place.rows; ++row) {
+    for (std::int64_t i = 0; i < place.chunks; ++i, sums += ChunkSize()) {
+      const std::int64_t chunk = place.chunk + i;
+      finish(place.first + row, chunk, finish.Elements(chunk), LoadChunk(sums));
+    }
+  }
+}
+
+// One tile, at most `left` rows of it.
+template <Left kLeft, int kRows, int C, class Finish>
+HWY_INLINE void FinishTile(const Panels& a, const Panels& b, std::int64_t first, std::int64_t left,
+                           std::int64_t depth, std::int64_t chunk, const Finish& finish) {
+  const TilePlace place{first, std::min<std::int64_t>(kRows, left), chunk, C};
+  const Pack<2 * C * kRows> sums = MultiplyTile<kLeft, kRows, C>(
+      a, static_cast<std::size_t>(first), b.data + chunk * b.panel,
+      static_cast<std::size_t>(b.panel), static_cast<std::size_t>(depth), finish.ahead);
+  if (HWY_UNLIKELY(place.rows < kRows || finish.Elements(chunk + C - 1) < ChunkSize())) {
+    alignas(64) float parts[C * kRows * kMaxChunk];
+    ForEach<2 * C * kRows>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+      hn::Store(sums.v[i()], DF(), parts + i() * hn::Lanes(DF()));
+    });
+    return FinishPart(parts, place, finish);
+  }
+  ForEach<kRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
+    ForEach<C>([&](auto column) ATTNOPS_INLINE_LAMBDA {
+      constexpr int i = 2 * (decltype(row)::value * C + decltype(column)::value);
+      finish(first + row(), chunk + column(), ChunkSize(), Chunk{{sums.v[i], sums.v[i + 1]}});
+    });
+  });
+}
+
 // All tiles of C panels of b.
 template <Left kLeft, int C, class Finish>
 HWY_INLINE void MultiplyPanels(const Panels& a, const Panels& b, std::int64_t rows,
                                std::int64_t depth, std::int64_t chunk, const Finish& finish) {
-  const std::int64_t runs = RunsOf(depth);
-  for (std::int64_t first = 0; first < rows; first += kTileRows) {
-    const TilePlace place{first, std::min<std::int64_t>(kTileRows, rows - first), chunk, C};
-    const Sums<C> sums = MultiplyTile<kLeft, C>(
-        a, static_cast<std::size_t>(first), static_cast<std::size_t>(rows),
-        b.data + chunk * b.panel, static_cast<std::size_t>(b.panel),
-        static_cast<std::size_t>(depth),
-        [&](std::int64_t run) ATTNOPS_INLINE_LAMBDA { finish.Fetch(place, run, runs); });
-    ForEach<kTileRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
-      constexpr int r = decltype(row)::value;
-      if (r >= place.rows) return;
-      ForEach<C>([&](auto column) ATTNOPS_INLINE_LAMBDA {
-        constexpr int i = 2 * (r * C + decltype(column)::value);
-        finish(first + r, chunk + column(), Chunk{{sums.v[i], sums.v[i + 1]}});
-      });
-    });
+  // No tile straddles panels of a transposed left operand.
+  const std::int64_t together =
+      kLeft == Left::kStraight ? rows : static_cast<std::int64_t>(ChunkSize());
+  for (std::int64_t begin = 0; begin < rows; begin += together) {
+    const std::int64_t end = std::min(begin + together, rows);
+    for (std::int64_t first = begin; first < end;) {
+      if (IsShort(end - first)) {
+        FinishTile<kLeft, kShortRows, C>(a, b, first, end - first, depth, chunk, finish);
+        first += kShortRows;
+      } else {
+        FinishTile<kLeft, kTileRows, C>(a, b, first, end - first, depth, chunk, finish);
+        first += kTileRows;
+      }
+    }
   }
 }
 
 // a·b or aᵀ·b: a is (rows, depth), or (depth, rows) if transposed, b (depth, chunks·chunk). Calls
-// finish.Fetch(place, run, runs) before each of the RunsOf(depth) parts of a tile, to fetch memory
-// ahead, and then finish(row, chunk, sums) for each chunk of the tile.
+// finish.ahead.Step() every kRunSteps steps of a tile, and then finish(row, chunk, n, sums) for each
+// of its chunks, of which n = finish.Elements(chunk) elements are wanted.
 template <Left kLeft, class Finish>
 HWY_NOINLINE void Multiply(const Panels& a, const Panels& b, std::int64_t rows, std::int64_t depth,
                            std::int64_t chunks, const Finish& finish) {
@@ -212,7 +222,8 @@ HWY_NOINLINE void Multiply(const Panels& a, const Panels& b, std::int64_t rows, 
 
 // How often a product pauses to fetch memory.
 HWY_INLINE std::int64_t PausesOf(std::int64_t rows, std::int64_t depth, std::int64_t columns) {
-  return DivideUp(rows, kTileRows) * DivideUp(ChunksOf(columns), kTileChunks) * RunsOf(depth);
+  return DivideUp(rows, kTileRows) * DivideUp(ChunksOf(columns), kTileChunks) *
+         DivideUp(depth, kRunSteps);
 }
 
 // Adds sums to a matrix or sets it to them.
@@ -221,8 +232,9 @@ struct AddToMatrix {
   bool add;
   FetchAhead& ahead;
 
-  HWY_INLINE void Fetch(const TilePlace&, std::int64_t, std::int64_t) const { ahead.Step(); }
-  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
+  HWY_INLINE std::size_t Elements(std::int64_t) const { return ChunkSize(); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t,
+                             const Chunk& sums) const {
     float* at = to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize());
     StoreChunk(add ? Add(sums, LoadChunk(at)) : sums, at);
   }

@@ -18,25 +18,16 @@ namespace HWY_NAMESPACE {
 
 using namespace attnops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
 
-struct StoreSums {
-  const Panels& to;
-  bool add;
-
-  HWY_INLINE void Fetch(const TilePlace&, std::int64_t, std::int64_t) const {}
-  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
-    float* at = to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize());
-    StoreChunk(add ? attnops::HWY_NAMESPACE::Add(sums, LoadChunk(at)) : sums, at);
-  }
-};
-
 void MultiplyOf(bool transposed, const Panels& a, const Panels& b, std::int64_t rows,
                 std::int64_t depth, std::int64_t columns, const Panels& c, bool add) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
   const std::int64_t chunks = DivideUp(columns, chunk);
+  FetchAhead nothing;
+  const AddToMatrix finish{c, add, nothing};
   if (transposed) {
-    Multiply<Left::kTransposed>(a, b, rows, depth, chunks, StoreSums{c, add});
+    Multiply<Left::kTransposed>(a, b, rows, depth, chunks, finish);
   } else {
-    Multiply<Left::kStraight>(a, b, rows, depth, chunks, StoreSums{c, add});
+    Multiply<Left::kStraight>(a, b, rows, depth, chunks, finish);
   }
 }
 

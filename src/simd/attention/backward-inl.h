@@ -112,13 +112,15 @@ void BackwardQueryRange(const Problem& problem, Goal goal, Head head, Range rang
     FetchBlock<T>(problem.q.x, head, next, D, ahead);
     FetchBlock<T>(problem.g.x, head, next, E, ahead);
     FetchBlock<T>(problem.d_out, head, next, E, ahead);
-    if constexpr (kKept) {
-      FetchBlock<Kept<T>>(problem.kept_qkv, head, next, E, ahead);
-      FetchRows(RowsOf<T>(problem.g.dx, head, next.begin), E, next.end - next.begin, ahead);
-    }
+    FetchBlock<Kept<T>>(problem.kept_qkv, head, next, E, ahead);
+    FetchBlock<T>(problem.q.dx, head, next, D, ahead);
+    FetchBlock<T>(problem.g.dx, head, next, E, ahead);
     if (next.begin >= problem.N) {
-      FetchBlock<T>(problem.k.x, head, FirstBlock(problem.M), D, ahead);
-      FetchBlock<T>(problem.v.x, head, FirstBlock(problem.M), E, ahead);
+      const Range block = FirstBlock(problem.M);
+      FetchBlock<T>(problem.k.x, head, block, D, ahead);
+      FetchBlock<T>(problem.v.x, head, block, E, ahead);
+      FetchBlock<T>(problem.k.dx, head, block, D, ahead);
+      FetchBlock<T>(problem.v.dx, head, block, E, ahead);
     }
     ahead.Spread(PausesOf(count, StorageExtent<T>(E), InnerWidth(problem)) +
                  (gradients ? PausesOf(inner, count, E) : 0) +
@@ -170,6 +172,8 @@ void BackwardKey(const Problem& problem, Goal goal, Head head, Range range, cons
     const Range next = NextBlock(range, first);
     FetchBlock<T>(problem.k.x, head, next, D, ahead);
     FetchBlock<T>(problem.v.x, head, next, E, ahead);
+    FetchBlock<T>(problem.k.dx, head, next, D, ahead);
+    FetchBlock<T>(problem.v.dx, head, next, E, ahead);
     if (next.begin >= problem.M) FetchNextHead<T>(problem, blocks.next, ahead);
     ahead.Spread(PausesOf(count, StorageExtent<T>(E), InnerWidth(problem)) +
                  PausesOf(count, inner, E));

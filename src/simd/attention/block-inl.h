@@ -77,13 +77,6 @@ HWY_INLINE void ForEachInnerPart(const Problem& problem, const Panels& matrix, c
   }
 }
 
-// Rows that will be read, or written if they are not const.
-template <typename T>
-void FetchRows(const Rows<T>& rows, std::int64_t columns, std::int64_t count, FetchAhead& ahead) {
-  constexpr std::int64_t kSize = sizeof(T);
-  ahead.Add(rows.data, rows.stride * kSize, columns * kSize, count, !std::is_const_v<T>);
-}
-
 // f(first, count) for blocks of the range's tokens; an empty range has one empty block, so that
 // sums over it are set to 0.
 template <class F>
@@ -103,11 +96,14 @@ HWY_INLINE Range NextBlock(const Range& range, std::int64_t first) {
 // The first block of a sequence.
 HWY_INLINE Range FirstBlock(std::int64_t tokens) { return {0, std::min(tokens, kBlock)}; }
 
-// A block of a tensor that will be read.
-template <typename T>
-void FetchBlock(const Input& tensor, Head head, Range block, std::int64_t columns,
+// A block of a tensor that will be read or written, if it is there.
+template <typename T, class Tensor>
+void FetchBlock(const Tensor& tensor, Head head, Range block, std::int64_t columns,
                 FetchAhead& ahead) {
-  FetchRows(RowsOf<T>(tensor, head, block.begin), columns, block.end - block.begin, ahead);
+  if (tensor.data == nullptr) return;
+  constexpr std::int64_t kSize = sizeof(T);
+  const auto rows = RowsOf<T>(tensor, head, block.begin);
+  ahead.Add(rows.data, rows.stride * kSize, columns * kSize, block.end - block.begin);
 }
 
 // What a pass reads first of the worker's next head.
@@ -121,20 +117,6 @@ void FetchNextHead(const Problem& problem, Head next, FetchAhead& ahead) {
     FetchBlock<T>(problem.q.x, next, FirstBlock(problem.N), problem.D, ahead);
     FetchBlock<T>(problem.g.x, next, FirstBlock(problem.N), problem.E, ahead);
     FetchBlock<T>(problem.d_out, next, FirstBlock(problem.N), problem.E, ahead);
-  }
-}
-
-// Fetches a run's share of a tile of a tensor into L1, for reading or for writing.
-template <int kWrite, typename T>
-HWY_INLINE void FetchTile(const Rows<T>& rows, const TilePlace& place, std::int64_t run,
-                          std::int64_t runs) {
-  const auto size = static_cast<std::int64_t>(ChunkSize());
-  const std::int64_t bytes = place.chunks * size * static_cast<std::int64_t>(sizeof(T));
-  for (std::int64_t row = run; row < place.rows; row += runs) {
-    const char* from = reinterpret_cast<const char*>(rows[place.first + row] + place.chunk * size);
-    for (std::int64_t at = 0; at < bytes; at += FetchAhead::kLine) {
-      __builtin_prefetch(from + at, kWrite, 3);
-    }
   }
 }
 
@@ -155,12 +137,10 @@ struct StoreInRows {
   std::int64_t columns;
   FetchAhead& ahead;
 
-  HWY_INLINE void Fetch(const TilePlace& place, std::int64_t run, std::int64_t runs) const {
-    ahead.Step();
-    FetchTile<1>(to, place, run, runs);
-  }
-  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
-    StoreChunkN<kPayload>(sums, ChunkOf(to[row], chunk), ChunkCount(columns, chunk));
+  HWY_INLINE std::size_t Elements(std::int64_t chunk) const { return ChunkCount(columns, chunk); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t n,
+                             const Chunk& sums) const {
+    StoreChunkN<kPayload>(sums, ChunkOf(to[row], chunk), n);
   }
 };
 
@@ -169,9 +149,6 @@ template <typename T>
 struct RowsFactor {
   Rows<const T> rows;
 
-  HWY_INLINE void Fetch(const TilePlace& place, std::int64_t run, std::int64_t runs) const {
-    FetchTile<0>(rows, place, run, runs);
-  }
   HWY_INLINE Chunk operator()(std::int64_t row, std::int64_t chunk, std::size_t n) const {
     return LoadChunkN(ChunkOf(rows[row], chunk), n);
   }
@@ -179,7 +156,6 @@ struct RowsFactor {
 struct BlockFactor {
   Panels block;
 
-  HWY_INLINE void Fetch(const TilePlace&, std::int64_t, std::int64_t) const {}
   HWY_INLINE Chunk operator()(std::int64_t row, std::int64_t chunk, std::size_t /*n*/) const {
     return LoadChunk(block.data + chunk * block.panel +
                      row * static_cast<std::int64_t>(ChunkSize()));
@@ -195,14 +171,9 @@ struct StoreProduct {
   std::int64_t columns;
   FetchAhead& ahead;
 
-  HWY_INLINE void Fetch(const TilePlace& place, std::int64_t run, std::int64_t runs) const {
-    ahead.Step();
-    factor.Fetch(place, run, runs);
-    FetchTile<1>(to, place, run, runs);
-    if (kept.data != nullptr) FetchTile<1>(kept, place, run, runs);
-  }
-  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
-    const std::size_t n = ChunkCount(columns, chunk);
+  HWY_INLINE std::size_t Elements(std::int64_t chunk) const { return ChunkCount(columns, chunk); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t n,
+                             const Chunk& sums) const {
     StoreChunkN<kPayload>(Mul(factor(row, chunk, n), sums), ChunkOf(to[row], chunk), n);
     if (kept.data != nullptr) {
       Kept<T>* at = ChunkOf(kept[row], chunk);
@@ -223,12 +194,10 @@ struct ProductInBlock {
   std::int64_t columns;
   FetchAhead& ahead;
 
-  HWY_INLINE void Fetch(const TilePlace& place, std::int64_t run, std::int64_t runs) const {
-    ahead.Step();
-    factor.Fetch(place, run, runs);
-  }
-  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
-    StoreChunk(Mul(factor(row, chunk, ChunkCount(columns, chunk)), sums),
+  HWY_INLINE std::size_t Elements(std::int64_t chunk) const { return ChunkCount(columns, chunk); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t n,
+                             const Chunk& sums) const {
+    StoreChunk(Mul(factor(row, chunk, n), sums),
                to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize()));
   }
 };

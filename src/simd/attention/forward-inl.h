@@ -28,11 +28,11 @@ void AddKv(const Problem& problem, Head head, Range range, const Blocks& blocks,
     FetchBlock<T>(problem.v.x, head, next, E, ahead);
     // What comes after the last block, in whichever pass.
     if (next.begin >= problem.M) {
-      FetchBlock<T>(problem.q.x, head, FirstBlock(problem.N), D, ahead);
-      if (problem.d_out.data != nullptr) {
-        FetchBlock<T>(problem.d_out, head, FirstBlock(problem.N), E, ahead);
-        FetchBlock<T>(problem.g.x, head, FirstBlock(problem.N), E, ahead);
-      }
+      const Range block = FirstBlock(problem.N);
+      FetchBlock<T>(problem.q.x, head, block, D, ahead);
+      FetchBlock<T>(problem.g.x, head, block, E, ahead);
+      FetchBlock<T>(problem.d_out, head, block, E, ahead);
+      FetchBlock<T>(problem.out, head, block, E, ahead);
     }
     ahead.Spread(PausesOf(inner, count, E));
     const bool add_block = add || first != range.begin;
@@ -67,18 +67,19 @@ void Forward(const Problem& problem, Head head, Range range, const Blocks& block
     FetchAhead ahead;
     const Range next = NextBlock(range, first);
     FetchBlock<T>(problem.q.x, head, next, D, ahead);
+    FetchBlock<T>(problem.g.x, head, next, E, ahead);
+    FetchBlock<T>(problem.out, head, next, E, ahead);
+    FetchBlock<Kept<T>>(problem.qkv, head, next, E, ahead);
     if (next.begin >= problem.N) FetchNextHead<T>(problem, blocks.next, ahead);
+    ahead.Spread(PausesOf(count, inner, E));
     const Rows<T> out = RowsOf<T>(problem.out, head, first);
     const Rows<Kept<T>> kept = RowsOf<Kept<T>>(problem.qkv, head, first);
     if (problem.g.stage.IsDirect()) {
-      ahead.Spread(PausesOf(count, inner, E));
       Multiply<Left::kStraight>(blocks.d, kv, count, inner, ChunksOf(E),
                                 StoreProduct<T, RowsFactor<T>, Payload::kUpper>{
                                     {RowsOf<T>(problem.g.x, head, first)}, out, kept, E, ahead});
     } else {
       LoadOperand<T>(problem, problem.g, head, first, count, blocks, blocks.e);
-      FetchBlock<T>(problem.g.x, head, next, E, ahead);
-      ahead.Spread(PausesOf(count, inner, E));
       Multiply<Left::kStraight>(
           blocks.d, kv, count, inner, ChunksOf(E),
           StoreProduct<T, BlockFactor, Payload::kUpper>{{blocks.e}, out, kept, E, ahead});
