@@ -97,7 +97,7 @@ HWY_INLINE Pack<2 * C * kRows> AddSteps(const float* HWY_RESTRICT a, const Offse
 
 // Steps after which a product pauses to fetch memory ahead: often enough that the requests do
 // not come in bursts, for which there are too few line fill buffers.
-constexpr std::int64_t kRunSteps = 32;
+constexpr std::int64_t kRunSteps = 16;
 
 // Fetches what the next tile takes of a panel of the straight left operand, from this tile's.
 template <int kRows>
@@ -119,17 +119,20 @@ HWY_INLINE Pack<2 * C * kRows> MultiplyTile(const Panels& a, std::size_t first,
   constexpr bool kStraight = kLeft == Left::kStraight;
   constexpr std::size_t kRow = kStraight ? kMaxChunk : 1;
   constexpr std::size_t kStep = kStraight ? 1 : kMaxChunk;
-  // A run of a straight left operand ends with its panel, or is a few panels.
-  const std::size_t steps = kStraight ? chunk : static_cast<std::size_t>(kRunSteps);
-  const float* from = a.data + (kStraight ? first * chunk : first / chunk * a_panel + first % chunk);
+  // A run of a straight left operand is in one panel.
+  constexpr std::size_t kSteps =
+      kStraight ? std::min<std::size_t>(kMaxChunk, kRunSteps) : std::size_t{kRunSteps};
   Pack<2 * C * kRows> sums = Fill<2 * C * kRows>(0.0f);
-  for (std::size_t k = 0; k < depth; k += steps) {
+  for (std::size_t k = 0; k < depth; k += kSteps) {
     if (k % kRunSteps == 0) ahead.Step();
-    if constexpr (kStraight) FetchNextRows<kRows>(from);
+    const std::size_t row = kStraight ? first : k;
+    const std::size_t column = kStraight ? k : first;
+    const float* from = a.data + column / chunk * a_panel + row * chunk + column % chunk;
+    if (kStraight && k % chunk == 0) FetchNextRows<kRows>(from);
     const float* HWY_RESTRICT rows_of_b = b + k * chunk;
     sums = AddSteps<kRows, C>(
         from, [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()) * kRow; },
-        kStep, std::min(steps, depth - k),
+        kStep, std::min(kSteps, depth - k),
         [&](std::size_t i) ATTNOPS_INLINE_LAMBDA {
           // Each step begins a line of a transposed a, which all its broadcasts would wait for.
           if constexpr (!kStraight) __builtin_prefetch(from + (i + kStepsAhead) * kStep, 0, 3);
@@ -138,7 +141,6 @@ HWY_INLINE Pack<2 * C * kRows> MultiplyTile(const Panels& a, std::size_t first,
           });
         },
         sums);
-    from += kStraight ? a_panel : steps * chunk;
   }
   return sums;
 }

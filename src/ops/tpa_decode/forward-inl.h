@@ -13,8 +13,8 @@
 #include <limits>
 
 #include "src/ops/tpa_decode/kernels.h"
-#include "src/ops/tpa_decode/products-inl.h"
 #include "src/simd/fetch_ahead.h"
+#include "src/simd/matmul-inl.h"
 #include "src/simd/panels-inl.h"
 #include "src/simd/softmax-inl.h"
 #include "src/simd/transpose-inl.h"
@@ -25,15 +25,41 @@ namespace HWY_NAMESPACE {
 
 using namespace attnops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
 
+// Rows of a tile of tokens and two vectors of heads: with 32 registers 16 sums, with fewer 8.
+#if HWY_TARGET == HWY_AVX3
+constexpr int kTokenRows = 8;
+#else
+constexpr int kTokenRows = std::min<int>(4, kMaxChunk);
+#endif
+
 template <typename T>
 HWY_INLINE const T* RowOf(const Input& tensor, std::int64_t batch, std::int64_t row) {
   return static_cast<const T*>(tensor.data) + batch * tensor.batch + row * tensor.row;
 }
+HWY_INLINE float* RowOf(const Panels& matrix, std::int64_t chunk, std::int64_t row) {
+  return matrix.data + chunk * matrix.panel + row * static_cast<std::int64_t>(ChunkSize());
+}
 
-// Whether a head, of `heads`, has this place or one of those after it in the same vector.
-template <typename T>
-HWY_INLINE bool HasHead(std::int64_t place, std::int64_t heads) {
-  return static_cast<std::int64_t>(ElementAt<T>(static_cast<std::size_t>(place))) < heads;
+// f(first, count) for the places of `heads` heads in T's storage order, which fill the beginning of
+// each vector.
+template <typename T, class F>
+HWY_INLINE void ForEachPlaces(std::int64_t heads, const F& f) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  for (std::int64_t first = 0; first < heads; first += chunk) {
+    const std::int64_t n = std::min(chunk, heads - first);
+    const std::int64_t lower = IsInterleaved<T>::kValue ? (n + 1) / 2 : std::min(n, chunk / 2);
+    f(first, lower);
+    if (n > lower) f(first + chunk / 2, n - lower);
+  }
+}
+
+// Rows of a matrix from `first` on, and columns from `first` on within their panel.
+HWY_INLINE Panels RowsFrom(const Panels& matrix, std::int64_t first) {
+  return {RowOf(matrix, 0, first), matrix.panel};
+}
+HWY_INLINE Panels ColumnsFrom(const Panels& matrix, std::int64_t first) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  return {RowOf(matrix, first / chunk, 0) + first % chunk, matrix.panel};
 }
 
 template <typename T>
@@ -54,11 +80,9 @@ void Prepare(const Problem& problem, std::int64_t batch, Range heads, const Work
   }
   LoadRows(RowOf<T>(problem.bq, batch, 0), problem.bq.row, problem.R, problem.D, work.bq);
   if (problem.through_rank) return;
-  FetchAhead none;
-  for (std::int64_t c = 0; c < ChunksOf(problem.D); ++c) {
-    MultiplyChunk(work.aq, RowOf(work.bq, c, 0), places, problem.R, RowOf(work.q, c, 0), none,
-                  [](std::int64_t) { return true; });
-  }
+  FetchAhead nothing;
+  Multiply<Left::kStraight>(work.aq, work.bq, places, problem.R, ChunksOf(problem.D),
+                            AddToMatrix{work.q, false, nothing});
   // An infinity in aq has made the padding NaN.
   for (std::int64_t i = problem.D; i < Padded(problem.D); ++i) {
     const auto column = static_cast<std::int64_t>(StorageOffset<T>(static_cast<std::size_t>(i)));
@@ -85,20 +109,28 @@ struct Block {
   }
 };
 
-// t = bq·bkᵀ or q·bkᵀ, a chunk of tokens at a time: transposed, it is still in L1 when it is used.
+// t = bq·bkᵀ or q·bkᵀ, as many tokens as a tile has at a time: transposed, they are still in L1 when
+// they are used.
 template <typename T>
 HWY_INLINE void MultiplyKeys(const Block<T>& block, FetchAhead& ahead) {
   const auto& [problem, batch, heads, tokens, work] = block;
-  const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  const bool through_rank = problem.through_rank;
-  const std::int64_t H = heads.size();
-  for (std::int64_t first = 0; first < tokens.size(); first += chunk) {
-    LoadTransposed(RowOf<T>(problem.bk, batch, tokens.begin + first), problem.bk.row,
-                   std::min(chunk, tokens.size() - first), problem.D, work.bk);
-    MultiplyChunk(through_rank ? work.bq : work.q, work.bk.data,
-                  through_rank ? problem.R : Padded(H), Padded(problem.D),
-                  RowOf(work.t, first / chunk, 0), ahead,
-                  [&](std::int64_t row) { return through_rank || HasHead<T>(row, H); });
+  constexpr std::int64_t kTokens = kTileChunks * kMaxChunk;
+  for (std::int64_t first = 0; first < tokens.size(); first += kTokens) {
+    const std::int64_t count = std::min(kTokens, tokens.size() - first);
+    LoadTransposed(RowOf<T>(problem.bk, batch, tokens.begin + first), problem.bk.row, count,
+                   problem.D, work.bk);
+    const Panels t{RowOf(work.t, ChunksOf(first), 0), work.t.panel};
+    const auto multiply = [&](const Panels& left, const Panels& to, std::int64_t rows) HWY_ATTR {
+      Multiply<Left::kStraight>(left, work.bk, rows, Padded(problem.D), ChunksOf(count),
+                                AddToMatrix{to, false, ahead});
+    };
+    if (problem.through_rank) {
+      multiply(work.bq, t, problem.R);
+    } else {
+      ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
+        multiply(RowsFrom(work.q, place), RowsFrom(t, place), n);
+      });
+    }
   }
 }
 
@@ -106,12 +138,13 @@ HWY_INLINE void MultiplyKeys(const Block<T>& block, FetchAhead& ahead) {
 template <typename T>
 HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk max) {
   const auto& [problem, batch, heads, tokens, work] = block;
-  const auto chunk = static_cast<std::int64_t>(ChunkSize());
   const float* HWY_RESTRICT aq = RowOf(work.aq, c, 0);
   for (std::int64_t first = 0; first < tokens.size(); first += kTokenRows) {
-    const TileSums<kTokenRows, 1> sums = MultiplySteps<Left::kTransposed, kTokenRows, 1>(
-        RowOf(work.t, first / chunk, 0) + first % chunk, problem.R,
-        [&](std::int64_t r) ATTNOPS_INLINE_LAMBDA { return LoadChunk(aq + r * chunk); },
+    const Pack<2 * kTokenRows> sums = AddSteps<kTokenRows, 1>(
+        ColumnsFrom(work.t, first).data,
+        [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()); }, ChunkSize(),
+        static_cast<std::size_t>(problem.R),
+        [&](std::size_t r) ATTNOPS_INLINE_LAMBDA { return LoadChunk(aq + r * ChunkSize()); },
         Fill<2 * kTokenRows>(0.0f));
     ForEach<kTokenRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
       constexpr int r = decltype(row)::value;
@@ -185,47 +218,38 @@ HWY_INLINE Chunk Weigh(const Block<T>& block, std::int64_t c, const Chunk& max) 
   return sum;
 }
 
-// out = factor·out + weights·bv for `columns` of bv, at most kValueChunks·chunk of them, or without
-// the first term if nothing was added before.
-template <int C, typename T>
-HWY_INLINE void AddValues(const Block<T>& block, std::int64_t column, std::int64_t columns,
-                          bool before, const Panels& to, FetchAhead& ahead) {
+// out = factor·out + sums, or without the first term if nothing was added before.
+struct AddValues {
+  Panels out;
+  const float* factors;
+  bool before;
+  FetchAhead& ahead;
+
+  HWY_INLINE std::size_t Elements(std::int64_t) const { return ChunkSize(); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t,
+                             const Chunk& sums) const {
+    float* at = RowOf(out, chunk, row);
+    const Chunk factor = Fill<2>(factors[row]);
+    StoreChunk(before ? MulAdd(LoadChunk(at), factor, sums) : sums, at);
+  }
+};
+
+// Adds weights·bv, as many columns of bv as a tile has at a time: converted, they are still in L1
+// when they are used.
+template <typename T>
+HWY_INLINE void MultiplyValues(const Block<T>& block, bool before, const Panels& out,
+                               FetchAhead& ahead) {
   const auto& [problem, batch, heads, tokens, work] = block;
-  const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  const T* HWY_RESTRICT bv = RowOf<T>(problem.bv, batch, tokens.begin) + column;
-  const bool whole = columns == C * chunk;
-  if (!whole) LoadRows(bv, problem.bv.row, tokens.size(), columns, work.bv);
-  const auto converted = [&](std::int64_t token) ATTNOPS_INLINE_LAMBDA {
-    return MakePack<2 * C>([&](int i) ATTNOPS_INLINE_LAMBDA {
-      return hn::Load(DF(), RowOf(work.bv, i / 2, token) + i % 2 * kLanes);
-    });
-  };
-  // The first tile converts what it reads, for the others.
-  const auto convert = [&](std::int64_t token) ATTNOPS_INLINE_LAMBDA {
-    const T* row = bv + token * problem.bv.row;
-    for (int i = 0; i < C; ++i) __builtin_prefetch(row + 16 * problem.bv.row + i * chunk, 0, 3);
-    const Pack<2 * C> values = LoadChunks<C>(row);
-    for (int i = 0; i < 2 * C; ++i) {
-      hn::Store(values.v[i], DF(), RowOf(work.bv, i / 2, token) + i % 2 * kLanes);
-    }
-    return values;
-  };
-  const std::int64_t H = heads.size();
-  for (std::int64_t first = 0; first < Padded(H); first += kValueRows) {
-    if (!HasHead<T>(first, H)) continue;
-    const float* weights = RowOf(work.s, first / chunk, 0) + first % chunk;
-    const TileSums<kValueRows, C> sums =
-        first == 0 && whole ? MultiplyTokens<C>(weights, tokens.size(), convert, ahead)
-                            : MultiplyTokens<C>(weights, tokens.size(), converted, ahead);
-    ForEach<kValueRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
-      constexpr int r = decltype(row)::value;
-      const VF factor = hn::Set(DF(), work.factor[first + r]);
-      ForEach<C>([&](auto at) ATTNOPS_INLINE_LAMBDA {
-        constexpr int i = 2 * (r * C + decltype(at)::value);
-        const Chunk added{{sums.v[i], sums.v[i + 1]}};
-        float* out = RowOf(to, column / chunk + at(), first + r);
-        StoreChunk(before ? MulAdd(LoadChunk(out), Fill<2>(factor), added) : added, out);
-      });
+  constexpr std::int64_t kColumns = kTileChunks * kMaxChunk;
+  for (std::int64_t column = 0; column < problem.E; column += kColumns) {
+    const std::int64_t columns = std::min(kColumns, problem.E - column);
+    LoadRows(RowOf<T>(problem.bv, batch, tokens.begin) + column, problem.bv.row, tokens.size(),
+             columns, work.bv);
+    const Panels to{RowOf(out, ChunksOf(column), 0), out.panel};
+    ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
+      Multiply<Left::kTransposed>(
+          ColumnsFrom(work.s, place), work.bv, n, tokens.size(), ChunksOf(columns),
+          AddValues{RowsFrom(to, place), work.factor + place, before, ahead});
     });
   }
 }
@@ -261,9 +285,8 @@ void Attend(const Problem& problem, std::int64_t batch, Range heads, Range token
     FetchTokens<T>(problem.ak, batch, next, heads.begin, H, ahead);
     FetchTokens<T>(problem.av, batch, next, heads.begin, H, ahead);
     FetchTokens<T>(problem.bv, batch, next, 0, E, ahead);
-    ahead.Spread(ChunksOf(count) * FetchesOfChunk(problem.through_rank ? problem.R : H, Padded(D)) +
-                 DivideUp(H, kValueRows) * DivideUp(ChunksOf(E), kValueChunks) *
-                     FetchesOfTokens(count));
+    ahead.Spread(PausesOf(problem.through_rank ? problem.R : H, Padded(D), count) +
+                 PausesOf(H, count, E));
 
     MultiplyKeys(block, ahead);
     for (std::int64_t c = 0; c < ChunksOf(H); ++c) {
@@ -278,14 +301,7 @@ void Attend(const Problem& problem, std::int64_t batch, Range heads, Range token
       StoreChunk(MulAdd(LoadChunk(sum), factor, Weigh(block, c, new_max)), sum);
     }
 
-    std::int64_t column = 0;
-    for (; column + (kValueChunks - 1) * chunk < E; column += kValueChunks * chunk) {
-      AddValues<kValueChunks>(block, column, std::min(E - column, kValueChunks * chunk),
-                              first != tokens.begin, to.out, ahead);
-    }
-    if constexpr (kValueChunks > 1) {
-      if (column < E) AddValues<1>(block, column, E - column, first != tokens.begin, to.out, ahead);
-    }
+    MultiplyValues(block, first != tokens.begin, to.out, ahead);
   }
 }
 
@@ -299,7 +315,7 @@ template <typename T>
 void Merge(const Problem& problem, std::int64_t heads, Range rows, const Partial& from,
            const Partial& to) {
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    if (!HasHead<T>(row, heads)) continue;
+    if (static_cast<std::int64_t>(ElementAt<T>(static_cast<std::size_t>(row))) >= heads) continue;
     const float max = std::max(from.max[row], to.max[row]);
     const VF from_factor = Rescaling(from.max[row], max);
     const VF to_factor = Rescaling(to.max[row], max);

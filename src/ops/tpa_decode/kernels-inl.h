@@ -19,7 +19,7 @@ template <typename T>
 Kernels KernelsOfType() {
   Kernels kernels;
   kernels.chunk = static_cast<std::int64_t>(ChunkSize());
-  kernels.tile_columns = kValueChunks * kernels.chunk;
+  kernels.tile_columns = kTileChunks * kernels.chunk;
   kernels.prepare = Prepare<T>;
   kernels.attend = Attend<T>;
   kernels.merge = Merge<T>;

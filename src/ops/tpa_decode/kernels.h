@@ -11,7 +11,7 @@ namespace attnops::tpa_decode {
 // Tokens whose scores and weights are computed at a time. Their weights and a tile's columns of bv
 // stay in L1, and the sums of p·V in registers for so many steps. A multiple of a chunk of any
 // target.
-constexpr std::int64_t kBlock = 64;
+constexpr std::int64_t kBlock = 128;
 
 // A (B,rows,features) tensor. Strides in elements.
 template <typename Pointer>
@@ -60,7 +60,7 @@ struct Partial {
 
 struct Kernels {
   std::int64_t chunk;         // elements of two vectors
-  std::int64_t tile_columns;  // of bv that are converted at a time
+  std::int64_t tile_columns;  // of bv, and tokens of bk, that are converted at a time
 
   // Converts what all tokens of a batch share, for these heads.
   void (*prepare)(const Problem& problem, std::int64_t batch, Range heads, const Workspace& work);

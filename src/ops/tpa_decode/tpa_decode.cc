@@ -37,7 +37,6 @@ constexpr std::int64_t kPartialBytes = std::int64_t{3} << 19;
 constexpr double kSerialWork = 5e5;
 // Fewer heads than this in a task would leave a register tile partly empty.
 constexpr std::int64_t kTaskHeads = 4;
-constexpr std::int64_t kPageFloats = 1024;
 
 void CheckInputs(const ConstTensorView& aq, const ConstTensorView& ak, const ConstTensorView& av,
                  const ConstTensorView& bq, const ConstTensorView& bk, const ConstTensorView& bv) {
@@ -191,15 +190,9 @@ class Call {
     work.aq = through_rank ? take.Matrix(R, places) : take.Matrix(places, R);
     work.bq = take.Matrix(R, D);
     work.q = take.Matrix(places, through_rank ? 0 : D);
-    work.bk = take.Matrix(RoundUp(D, kernels_.chunk), kernels_.chunk);
+    work.bk = take.Matrix(RoundUp(D, kernels_.chunk), kernels_.tile_columns);
     work.t = take.Matrix(through_rank ? R : places, kBlock);
     work.s = take.Matrix(kBlock, places);
-    // The first tile of values reads the weights of a token shortly after it has stored the
-    // converted bv of those before it. Addresses that agree in their last 12 bits would be taken
-    // for the same; so those of bv are a few rows behind.
-    const std::int64_t taken = Panels::Size(kBlock, places, kernels_.chunk);
-    const std::int64_t behind = 3 * kernels_.chunk;
-    take.Floats(RoundUp(taken + behind, kPageFloats) - behind - taken);
     work.bv = take.Matrix(kBlock, kernels_.tile_columns);
     work.factor = take.Floats(places);
     return work;
