@@ -117,9 +117,9 @@ HWY_INLINE VU RoundToBFloat16(VF v) {
   const DU du;
   const VU bits = hn::BitCast(du, v);
 #if HWY_TARGET == HWY_AVX3
-  const VU rounded = hn::IfThenElse(hn::TestBit(bits, hn::Set(du, 0x10000u)),
-                                    hn::Add(bits, hn::Set(du, 0x8000u)),
-                                    hn::Add(bits, hn::Set(du, 0x7fffu)));
+  const VU rounded =
+      hn::IfThenElse(hn::TestBit(bits, hn::Set(du, 0x10000u)), hn::Add(bits, hn::Set(du, 0x8000u)),
+                     hn::Add(bits, hn::Set(du, 0x7fffu)));
 #else
   const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const VU rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd);

@@ -72,13 +72,17 @@ HWY_INLINE bool IsShort(std::int64_t left) {
   return left < kTileRows || (left > kTileRows && left <= 2 * kShort);
 }
 
+// The sums of a tile: 2·C vectors for each row.
+template <int kRows, int C>
+using TileSums = Pack<2 * C * kRows>;
+
 // The register tile of every product: adds `depth` steps to the sums of kRows rows and C chunks.
 // Step k takes a[offsets(row)] of each row, after which a moves by `step` floats, and the 2·C
 // vectors right(k).
 template <int kRows, int C, class Offsets, class Right>
-HWY_INLINE Pack<2 * C * kRows> AddSteps(const float* HWY_RESTRICT a, const Offsets& offsets,
-                                        std::size_t step, std::size_t depth, const Right& right,
-                                        Pack<2 * C * kRows> sums) {
+HWY_INLINE TileSums<kRows, C> AddSteps(const float* HWY_RESTRICT a, const Offsets& offsets,
+                                       std::size_t step, std::size_t depth, const Right& right,
+                                       TileSums<kRows, C> sums) {
   const DF d;
   for (std::size_t k = 0; k < depth; ++k) {
     const Pack<2 * C> vectors = right(k);
@@ -110,9 +114,9 @@ HWY_INLINE void FetchNextRows(const float* rows) {
 // The tile of kRows rows of the product, from `first` on, and C panels of b, of which b is the
 // first row. Its rows of a transposed left operand are all of one panel.
 template <Left kLeft, int kRows, int C>
-HWY_INLINE Pack<2 * C * kRows> MultiplyTile(const Panels& a, std::size_t first,
-                                            const float* HWY_RESTRICT b, std::size_t b_panel,
-                                            std::size_t depth, FetchAhead& ahead) {
+HWY_INLINE TileSums<kRows, C> MultiplyTile(const Panels& a, std::size_t first,
+                                           const float* HWY_RESTRICT b, std::size_t b_panel,
+                                           std::size_t depth, FetchAhead& ahead) {
   const std::size_t chunk = ChunkSize();
   const std::size_t lanes = hn::Lanes(DF());
   const auto a_panel = static_cast<std::size_t>(a.panel);
@@ -122,7 +126,7 @@ HWY_INLINE Pack<2 * C * kRows> MultiplyTile(const Panels& a, std::size_t first,
   // A run of a straight left operand is in one panel.
   constexpr std::size_t kSteps =
       kStraight ? std::min<std::size_t>(kMaxChunk, kRunSteps) : std::size_t{kRunSteps};
-  Pack<2 * C * kRows> sums = Fill<2 * C * kRows>(0.0f);
+  TileSums<kRows, C> sums = Fill<2 * C * kRows>(0.0f);
   for (std::size_t k = 0; k < depth; k += kSteps) {
     if (k % kRunSteps == 0) ahead.Step();
     const std::size_t row = kStraight ? first : k;
@@ -167,7 +171,7 @@ template <Left kLeft, int kRows, int C, class Finish>
 HWY_INLINE void FinishTile(const Panels& a, const Panels& b, std::int64_t first, std::int64_t left,
                            std::int64_t depth, std::int64_t chunk, const Finish& finish) {
   const TilePlace place{first, std::min<std::int64_t>(kRows, left), chunk, C};
-  const Pack<2 * C * kRows> sums = MultiplyTile<kLeft, kRows, C>(
+  const TileSums<kRows, C> sums = MultiplyTile<kLeft, kRows, C>(
       a, static_cast<std::size_t>(first), b.data + chunk * b.panel,
       static_cast<std::size_t>(b.panel), static_cast<std::size_t>(depth), finish.ahead);
   if (HWY_UNLIKELY(place.rows < kRows || finish.Elements(chunk + C - 1) < ChunkSize())) {
@@ -207,8 +211,8 @@ HWY_INLINE void MultiplyPanels(const Panels& a, const Panels& b, std::int64_t ro
 }
 
 // a·b or aᵀ·b: a is (rows, depth), or (depth, rows) if transposed, b (depth, chunks·chunk). Calls
-// finish.ahead.Step() every kRunSteps steps of a tile, and then finish(row, chunk, n, sums) for each
-// of its chunks, of which n = finish.Elements(chunk) elements are wanted.
+// finish.ahead.Step() every kRunSteps steps of a tile, then finish(row, chunk, n, sums) for each of
+// its chunks, of which n = finish.Elements(chunk) elements are wanted.
 template <Left kLeft, class Finish>
 HWY_NOINLINE void Multiply(const Panels& a, const Panels& b, std::int64_t rows, std::int64_t depth,
                            std::int64_t chunks, const Finish& finish) {

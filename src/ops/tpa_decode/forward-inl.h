@@ -109,8 +109,8 @@ struct Block {
   }
 };
 
-// t = bq·bkᵀ or q·bkᵀ, as many tokens as a tile has at a time: transposed, they are still in L1 when
-// they are used.
+// t = bq·bkᵀ or q·bkᵀ, as many tokens as a tile has at a time: transposed, they are still in L1
+// when they are used.
 template <typename T>
 HWY_INLINE void MultiplyKeys(const Block<T>& block, FetchAhead& ahead) {
   const auto& [problem, batch, heads, tokens, work] = block;
