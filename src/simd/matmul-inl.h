@@ -65,11 +65,11 @@ HWY_INLINE void ForEach(const F& f) {
 // Whether the left operand is the matrix or its transpose.
 enum class Left { kStraight, kTransposed };
 
-// Rows of the next tile where `left` of them are left: whole tiles as long as the rest comes out
-// even in short ones, of which the last may have rows that are not there.
+// Whether the next tile is a short one where `left` rows are left: so that the tiles come out even,
+// or but for one row, unless there are fewer rows than a short tile has. Panels have room for that.
 HWY_INLINE bool IsShort(std::int64_t left) {
   constexpr std::int64_t kShort = kShortRows;
-  return left < kTileRows || (left > kTileRows && left <= 2 * kShort);
+  return left <= kShort || (left > kTileRows && left <= 2 * kShort);
 }
 
 // The sums of a tile: 2·C vectors for each row.
