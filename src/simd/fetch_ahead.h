@@ -2,7 +2,6 @@
 #ifndef ATTNOPS_SRC_SIMD_FETCH_AHEAD_H_
 #define ATTNOPS_SRC_SIMD_FETCH_AHEAD_H_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "src/core/numeric.h"
@@ -30,7 +29,7 @@ class FetchAhead {
   // Spreads what was added over this many steps.
   void Spread(std::int64_t steps) { step_lines_ = steps > 0 ? DivideUp(lines_, steps) : 0; }
 
-  // Between two rows a step is a few instructions, which products have the time for.
+  // A few instructions unless a row ends, which products have the time for.
   void Step() {
     std::int64_t lines = step_lines_;
     while (lines > left_) {

@@ -18,11 +18,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "src/simd/fetch_ahead.h"
 #include "src/simd/io-inl.h"
 #include "src/simd/pack-inl.h"
+#include "src/simd/panels-inl.h"
 #include "src/simd/panels.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -111,14 +113,47 @@ HWY_INLINE void FetchNextRows(const float* rows) {
   for (std::size_t i = size; i < 2 * size; i += kLine) __builtin_prefetch(rows + i, 0, 3);
 }
 
-// The tile of kRows rows of the product, from `first` on, and C panels of b, of which b is the
-// first row. Its rows of a transposed left operand are all of one panel.
-template <Left kLeft, int kRows, int C>
-HWY_INLINE TileSums<kRows, C> MultiplyTile(const Panels& a, std::size_t first,
-                                           const float* HWY_RESTRICT b, std::size_t b_panel,
+// The right operand of a tile, from one of its rows on: in panels.
+struct FromPanels {
+  const float* HWY_RESTRICT panels;
+  std::size_t panel;
+
+  HWY_INLINE FromPanels From(std::size_t row) const { return {panels + row * ChunkSize(), panel}; }
+  template <int C>
+  HWY_INLINE Pack<2 * C> Load(std::size_t row) const {
+    return MakePack<2 * C>([&](int v) ATTNOPS_INLINE_LAMBDA {
+      return hn::Load(DF(), panels + row * ChunkSize() + v / 2 * panel + v % 2 * hn::Lanes(DF()));
+    });
+  }
+};
+// Or in rows of a tensor, which the tile leaves in panels for those after it.
+template <typename T>
+struct FromRows {
+  const T* HWY_RESTRICT rows;
+  std::size_t stride;
+  float* HWY_RESTRICT panels;
+  std::size_t panel;
+
+  HWY_INLINE FromRows From(std::size_t row) const {
+    return {rows + row * stride, stride, panels + row * ChunkSize(), panel};
+  }
+  template <int C>
+  HWY_INLINE Pack<2 * C> Load(std::size_t row) const {
+    const Pack<2 * C> vectors = LoadChunks<C>(rows + row * stride);
+    for (int i = 0; i < C; ++i) {
+      StoreChunk({{vectors.v[2 * i], vectors.v[2 * i + 1]}},
+                 panels + row * ChunkSize() + i * panel);
+    }
+    return vectors;
+  }
+};
+
+// The tile of kRows rows of the product, from `first` on, and C panels of the right operand. Its
+// rows of a transposed left operand are all of one panel.
+template <Left kLeft, int kRows, int C, class Right>
+HWY_INLINE TileSums<kRows, C> MultiplyTile(const Panels& a, std::size_t first, const Right& b,
                                            std::size_t depth, FetchAhead& ahead) {
   const std::size_t chunk = ChunkSize();
-  const std::size_t lanes = hn::Lanes(DF());
   const auto a_panel = static_cast<std::size_t>(a.panel);
   constexpr bool kStraight = kLeft == Left::kStraight;
   constexpr std::size_t kRow = kStraight ? kMaxChunk : 1;
@@ -133,16 +168,14 @@ HWY_INLINE TileSums<kRows, C> MultiplyTile(const Panels& a, std::size_t first,
     const std::size_t column = kStraight ? k : first;
     const float* from = a.data + column / chunk * a_panel + row * chunk + column % chunk;
     if (kStraight && k % chunk == 0) FetchNextRows<kRows>(from);
-    const float* HWY_RESTRICT rows_of_b = b + k * chunk;
+    const Right right = b.From(k);
     sums = AddSteps<kRows, C>(
         from, [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()) * kRow; },
         kStep, std::min(kSteps, depth - k),
         [&](std::size_t i) ATTNOPS_INLINE_LAMBDA {
           // Each step begins a line of a transposed a, which all its broadcasts would wait for.
           if constexpr (!kStraight) __builtin_prefetch(from + (i + kStepsAhead) * kStep, 0, 3);
-          return MakePack<2 * C>([&](int v) ATTNOPS_INLINE_LAMBDA {
-            return hn::Load(DF(), rows_of_b + i * chunk + v / 2 * b_panel + v % 2 * lanes);
-          });
+          return right.template Load<C>(i);
         },
         sums);
   }
@@ -167,13 +200,12 @@ HWY_NOINLINE void FinishPart(const float* sums, const TilePlace& place, const Fi
 }
 
 // One tile, at most `left` rows of it.
-template <Left kLeft, int kRows, int C, class Finish>
-HWY_INLINE void FinishTile(const Panels& a, const Panels& b, std::int64_t first, std::int64_t left,
+template <Left kLeft, int kRows, int C, class Right, class Finish>
+HWY_INLINE void FinishTile(const Panels& a, const Right& b, std::int64_t first, std::int64_t left,
                            std::int64_t depth, std::int64_t chunk, const Finish& finish) {
   const TilePlace place{first, std::min<std::int64_t>(kRows, left), chunk, C};
   const TileSums<kRows, C> sums = MultiplyTile<kLeft, kRows, C>(
-      a, static_cast<std::size_t>(first), b.data + chunk * b.panel,
-      static_cast<std::size_t>(b.panel), static_cast<std::size_t>(depth), finish.ahead);
+      a, static_cast<std::size_t>(first), b, static_cast<std::size_t>(depth), finish.ahead);
   if (HWY_UNLIKELY(place.rows < kRows || finish.Elements(chunk + C - 1) < ChunkSize())) {
     alignas(64) float parts[C * kRows * kMaxChunk];
     ForEach<2 * C * kRows>([&](auto i) ATTNOPS_INLINE_LAMBDA {
@@ -189,24 +221,30 @@ HWY_INLINE void FinishTile(const Panels& a, const Panels& b, std::int64_t first,
   });
 }
 
-// All tiles of C panels of b.
-template <Left kLeft, int C, class Finish>
-HWY_INLINE void MultiplyPanels(const Panels& a, const Panels& b, std::int64_t rows,
-                               std::int64_t depth, std::int64_t chunk, const Finish& finish) {
+// All tiles of C panels of b, which the first of them takes from `source`.
+template <Left kLeft, int C, class Source, class Finish>
+HWY_INLINE void MultiplyPanels(const Panels& a, const Source& source, const FromPanels& b,
+                               std::int64_t rows, std::int64_t depth, std::int64_t chunk,
+                               const Finish& finish) {
+  const auto tile = [&](const auto& right, std::int64_t first, std::int64_t end)
+                        ATTNOPS_INLINE_LAMBDA -> std::int64_t {
+    if (IsShort(end - first)) {
+      FinishTile<kLeft, kShortRows, C>(a, right, first, end - first, depth, chunk, finish);
+      return first + kShortRows;
+    }
+    FinishTile<kLeft, kTileRows, C>(a, right, first, end - first, depth, chunk, finish);
+    return first + kTileRows;
+  };
   // No tile straddles panels of a transposed left operand.
   const std::int64_t together =
       kLeft == Left::kStraight ? rows : static_cast<std::int64_t>(ChunkSize());
   for (std::int64_t begin = 0; begin < rows; begin += together) {
     const std::int64_t end = std::min(begin + together, rows);
-    for (std::int64_t first = begin; first < end;) {
-      if (IsShort(end - first)) {
-        FinishTile<kLeft, kShortRows, C>(a, b, first, end - first, depth, chunk, finish);
-        first += kShortRows;
-      } else {
-        FinishTile<kLeft, kTileRows, C>(a, b, first, end - first, depth, chunk, finish);
-        first += kTileRows;
-      }
+    std::int64_t first = begin;
+    if constexpr (!std::is_same_v<Source, FromPanels>) {
+      if (begin == 0) first = tile(source, first, end);
     }
+    while (first < end) first = tile(b, first, end);
   }
 }
 
@@ -217,12 +255,37 @@ template <Left kLeft, class Finish>
 HWY_NOINLINE void Multiply(const Panels& a, const Panels& b, std::int64_t rows, std::int64_t depth,
                            std::int64_t chunks, const Finish& finish) {
   // The panels of b stay in L1 while a passes by.
+  const auto multiply = [&]<int C>(std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+    const FromPanels panels{b.data + chunk * b.panel, static_cast<std::size_t>(b.panel)};
+    MultiplyPanels<kLeft, C>(a, panels, panels, rows, depth, chunk, finish);
+  };
   std::int64_t chunk = 0;
   for (; chunk + kTileChunks <= chunks; chunk += kTileChunks) {
-    MultiplyPanels<kLeft, kTileChunks>(a, b, rows, depth, chunk, finish);
+    multiply.template operator()<kTileChunks>(chunk);
   }
   if constexpr (kTileChunks > 1) {
-    if (chunk < chunks) MultiplyPanels<kLeft, 1>(a, b, rows, depth, chunk, finish);
+    if (chunk < chunks) multiply.template operator()<1>(chunk);
+  }
+}
+
+// The same where b is rows of a tensor, `stride` elements apart. As many of its columns as a tile
+// has are in `panels` at a time: the first tile converts them, which hides how long they take to
+// come from L2, and for the others they are still in L1.
+template <Left kLeft, typename T, class Finish>
+HWY_NOINLINE void MultiplyRows(const Panels& a, const T* b, std::int64_t stride,
+                               const Panels& panels, std::int64_t rows, std::int64_t depth,
+                               std::int64_t columns, const Finish& finish) {
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  const FromPanels converted{panels.data, static_cast<std::size_t>(panels.panel)};
+  std::int64_t chunk = 0;
+  for (; (chunk + kTileChunks) * size <= columns; chunk += kTileChunks) {
+    const FromRows<T> source{b + chunk * size, static_cast<std::size_t>(stride), panels.data,
+                             converted.panel};
+    MultiplyPanels<kLeft, kTileChunks>(a, source, converted, rows, depth, chunk, finish);
+  }
+  for (; chunk * size < columns; ++chunk) {
+    LoadRows(b + chunk * size, stride, depth, std::min(size, columns - chunk * size), panels);
+    MultiplyPanels<kLeft, 1>(a, converted, converted, rows, depth, chunk, finish);
   }
 }
 

@@ -31,6 +31,18 @@ void MultiplyOf(bool transposed, const Panels& a, const Panels& b, std::int64_t 
   }
 }
 
+void MultiplyRowsOf(bool transposed, const Panels& a, const float* b, const Panels& panels,
+                    std::int64_t rows, std::int64_t depth, std::int64_t columns, const Panels& c,
+                    bool add) {
+  FetchAhead nothing;
+  const AddToMatrix finish{c, add, nothing};
+  if (transposed) {
+    MultiplyRows<Left::kTransposed>(a, b, columns, panels, rows, depth, columns, finish);
+  } else {
+    MultiplyRows<Left::kStraight>(a, b, columns, panels, rows, depth, columns, finish);
+  }
+}
+
 void LoadMatrixOf(const float* from, std::int64_t rows, std::int64_t columns, const Panels& to) {
   LoadMatrix<float>(from, columns, rows, columns, to);
 }
@@ -50,6 +62,7 @@ HWY_AFTER_NAMESPACE();
 namespace attnops::simd {
 
 HWY_EXPORT(MultiplyOf);
+HWY_EXPORT(MultiplyRowsOf);
 HWY_EXPORT(LoadMatrixOf);
 HWY_EXPORT(StoreMatrixOf);
 HWY_EXPORT(TransposeOf);
@@ -102,6 +115,12 @@ void PanelProduct::Fill(const float* a, const float* b) {
 void PanelProduct::Run(bool add) {
   ATTNOPS_DISPATCH(MultiplyOf)
   (transposed_, memory_->a.panels(), memory_->b.panels(), rows_, depth_, columns_,
+   memory_->c.panels(), add);
+}
+
+void PanelProduct::RunFromRows(const float* b, bool add) {
+  ATTNOPS_DISPATCH(MultiplyRowsOf)
+  (transposed_, memory_->a.panels(), b, memory_->b.panels(), rows_, depth_, columns_,
    memory_->c.panels(), add);
 }
 

@@ -21,6 +21,8 @@ class PanelProduct {
   void Fill(const float* a, const float* b);
   // The product alone; `add` adds it to the last result.
   void Run(bool add);
+  // The same with the rows of b, which the product converts itself.
+  void RunFromRows(const float* b, bool add);
   // The result, (rows, columns).
   void Read(float* c) const;
 

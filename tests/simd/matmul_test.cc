@@ -19,7 +19,8 @@ std::vector<float> Floats(std::int64_t n, std::uint32_t seed) {
   return values;
 }
 
-// Runs the product twice, the second time added to the first.
+// Runs the product twice, the second time added to the first, then from rows of b that it converts
+// itself: the same bits.
 void Check(std::int64_t rows, std::int64_t depth, std::int64_t columns, bool transposed) {
   SCOPED_TRACE(::testing::Message()
                << rows << "x" << depth << "x" << columns << " transposed " << transposed);
@@ -44,6 +45,11 @@ void Check(std::int64_t rows, std::int64_t depth, std::int64_t columns, bool tra
       ASSERT_NEAR(c[i * columns + j], 2 * sum, bound) << "at " << i << ", " << j;
     }
   }
+  std::vector<float> from_rows(c.size(), NAN);
+  product.RunFromRows(b.data(), false);
+  product.RunFromRows(b.data(), true);
+  product.Read(from_rows.data());
+  ASSERT_EQ(from_rows, c);
 }
 
 TEST(MatMul, EveryEdge) {

@@ -40,17 +40,17 @@ HWY_INLINE float* RowOf(const Panels& matrix, std::int64_t chunk, std::int64_t r
   return matrix.data + chunk * matrix.panel + row * static_cast<std::int64_t>(ChunkSize());
 }
 
-// f(first, count) for the places of `heads` heads in T's storage order, which fill the beginning of
-// each vector.
+// f(first, count) for the places of `heads` heads in T's storage order: whole chunks, then the
+// beginning of each vector of the last.
 template <typename T, class F>
 HWY_INLINE void ForEachPlaces(std::int64_t heads, const F& f) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  for (std::int64_t first = 0; first < heads; first += chunk) {
-    const std::int64_t n = std::min(chunk, heads - first);
-    const std::int64_t lower = IsInterleaved<T>::kValue ? (n + 1) / 2 : std::min(n, chunk / 2);
-    f(first, lower);
-    if (n > lower) f(first + chunk / 2, n - lower);
-  }
+  const std::int64_t whole = heads / chunk * chunk;
+  const std::int64_t n = heads - whole;
+  const std::int64_t lower = IsInterleaved<T>::kValue ? (n + 1) / 2 : std::min(n, chunk / 2);
+  if (whole > 0) f(0, whole);
+  if (n > 0) f(whole, lower);
+  if (n > lower) f(whole + chunk / 2, n - lower);
 }
 
 // Rows of a matrix from `first` on, and columns from `first` on within their panel.
@@ -109,27 +109,30 @@ struct Block {
   }
 };
 
-// t = bq·bkᵀ or q·bkᵀ, as many tokens as a tile has at a time: transposed, they are still in L1
-// when they are used.
+// t = bq·bkᵀ or q·bkᵀ, as many tokens as a tile has and some features at a time: transposed, they
+// are still in L1 when they are used.
 template <typename T>
 HWY_INLINE void MultiplyKeys(const Block<T>& block, FetchAhead& ahead) {
   const auto& [problem, batch, heads, tokens, work] = block;
   constexpr std::int64_t kTokens = kTileChunks * kMaxChunk;
   for (std::int64_t first = 0; first < tokens.size(); first += kTokens) {
     const std::int64_t count = std::min(kTokens, tokens.size() - first);
-    LoadTransposed(RowOf<T>(problem.bk, batch, tokens.begin + first), problem.bk.row, count,
-                   problem.D, work.bk);
     const Panels t{RowOf(work.t, ChunksOf(first), 0), work.t.panel};
-    const auto multiply = [&](const Panels& left, const Panels& to, std::int64_t rows) HWY_ATTR {
-      Multiply<Left::kStraight>(left, work.bk, rows, Padded(problem.D), ChunksOf(count),
-                                AddToMatrix{to, false, ahead});
-    };
-    if (problem.through_rank) {
-      multiply(work.bq, t, problem.R);
-    } else {
-      ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
-        multiply(RowsFrom(work.q, place), RowsFrom(t, place), n);
-      });
+    for (std::int64_t feature = 0; feature < problem.D; feature += kFeatures) {
+      const std::int64_t features = std::min(kFeatures, problem.D - feature);
+      LoadTransposed(RowOf<T>(problem.bk, batch, tokens.begin + first) + feature, problem.bk.row,
+                     count, features, work.right);
+      const auto multiply = [&](const Panels& left, const Panels& to, std::int64_t rows) HWY_ATTR {
+        Multiply<Left::kStraight>(ColumnsFrom(left, feature), work.right, rows, Padded(features),
+                                  ChunksOf(count), AddToMatrix{to, feature > 0, ahead});
+      };
+      if (problem.through_rank) {
+        multiply(work.bq, t, problem.R);
+      } else {
+        ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
+          multiply(RowsFrom(work.q, place), RowsFrom(t, place), n);
+        });
+      }
     }
   }
 }
@@ -234,33 +237,32 @@ struct AddValues {
   }
 };
 
-// Adds weights·bv, as many columns of bv as a tile has at a time: converted, they are still in L1
-// when they are used.
+// Adds weights·bv.
 template <typename T>
 HWY_INLINE void MultiplyValues(const Block<T>& block, bool before, const Panels& out,
                                FetchAhead& ahead) {
   const auto& [problem, batch, heads, tokens, work] = block;
-  constexpr std::int64_t kColumns = kTileChunks * kMaxChunk;
-  for (std::int64_t column = 0; column < problem.E; column += kColumns) {
-    const std::int64_t columns = std::min(kColumns, problem.E - column);
-    LoadRows(RowOf<T>(problem.bv, batch, tokens.begin) + column, problem.bv.row, tokens.size(),
-             columns, work.bv);
-    const Panels to{RowOf(out, ChunksOf(column), 0), out.panel};
-    ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
-      Multiply<Left::kTransposed>(
-          ColumnsFrom(work.s, place), work.bv, n, tokens.size(), ChunksOf(columns),
-          AddValues{RowsFrom(to, place), work.factor + place, before, ahead});
-    });
-  }
+  ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
+    MultiplyRows<Left::kTransposed>(
+        ColumnsFrom(work.s, place), RowOf<T>(problem.bv, batch, tokens.begin), problem.bv.row,
+        work.right, n, tokens.size(), problem.E,
+        AddValues{RowsFrom(out, place), work.factor + place, before, ahead});
+  });
 }
 
-// Rows that will be read.
+// What the block from token `first` on will read.
 template <typename T>
-HWY_INLINE void FetchTokens(const Input& tensor, std::int64_t batch, Range tokens,
-                            std::int64_t column, std::int64_t columns, FetchAhead& ahead) {
+HWY_INLINE void FetchBlock(const Problem& problem, std::int64_t batch, Range heads,
+                           std::int64_t first, FetchAhead& ahead) {
   constexpr std::int64_t kSize = sizeof(T);
-  ahead.Add(RowOf<T>(tensor, batch, tokens.begin) + column, tensor.row * kSize, columns * kSize,
-            tokens.size());
+  const auto fetch = [&](const Input& tensor, std::int64_t column, std::int64_t columns) {
+    ahead.Add(RowOf<T>(tensor, batch, first) + column, tensor.row * kSize, columns * kSize,
+              std::min(kBlock, problem.M - first));
+  };
+  fetch(problem.bk, 0, problem.D);
+  fetch(problem.ak, heads.begin, heads.size());
+  fetch(problem.av, heads.begin, heads.size());
+  fetch(problem.bv, 0, problem.E);
 }
 
 template <typename T>
@@ -279,12 +281,8 @@ void Attend(const Problem& problem, std::int64_t batch, Range heads, Range token
   for (std::int64_t first = tokens.begin; first < tokens.end; first += kBlock) {
     const std::int64_t count = std::min(kBlock, tokens.end - first);
     const Block<T> block{problem, batch, heads, {first, first + count}, work};
-    const Range next{std::min(first + kBlock, problem.M), std::min(first + 2 * kBlock, problem.M)};
     FetchAhead ahead;
-    FetchTokens<T>(problem.bk, batch, next, 0, D, ahead);
-    FetchTokens<T>(problem.ak, batch, next, heads.begin, H, ahead);
-    FetchTokens<T>(problem.av, batch, next, heads.begin, H, ahead);
-    FetchTokens<T>(problem.bv, batch, next, 0, E, ahead);
+    FetchBlock<T>(problem, batch, heads, first + kBlock, ahead);
     ahead.Spread(PausesOf(problem.through_rank ? problem.R : H, Padded(D), count) +
                  PausesOf(H, count, E));
 

@@ -9,9 +9,11 @@
 namespace attnops::tpa_decode {
 
 // Tokens whose scores and weights are computed at a time. Their weights and a tile's columns of bv
-// stay in L1, and the sums of p·V in registers for so many steps. A multiple of a chunk of any
-// target.
-constexpr std::int64_t kBlock = 128;
+// stay in half of L1, and the sums of p·V in registers for so many steps. A multiple of a chunk of
+// any target.
+constexpr std::int64_t kBlock = 64;
+// Features of bk that are transposed at a time, for the same reason.
+constexpr std::int64_t kFeatures = 64;
 
 // A (B,rows,features) tensor. Strides in elements.
 template <typename Pointer>
@@ -43,10 +45,9 @@ struct Workspace {
   Panels aq;      // (R, heads), scaled, or (heads, R) if not through the rank
   Panels bq;      // (R, D)
   Panels q;       // (heads, D), if not through the rank
-  Panels bk;      // (D, a chunk of tokens)
   Panels t;       // (R or heads, block): bq·bkᵀ or q·bkᵀ
   Panels s;       // (block, heads): scores, then weights
-  Panels bv;      // (block, columns of a tile)
+  Panels right;   // (features of bk, tokens) or (block, columns of bv), as many as a tile has
   float* factor;  // of each head: what the sums before a block are multiplied by
 };
 
@@ -60,7 +61,7 @@ struct Partial {
 
 struct Kernels {
   std::int64_t chunk;         // elements of two vectors
-  std::int64_t tile_columns;  // of bv, and tokens of bk, that are converted at a time
+  std::int64_t tile_columns;  // columns of bv, or tokens of bk, that a tile has
 
   // Converts what all tokens of a batch share, for these heads.
   void (*prepare)(const Problem& problem, std::int64_t batch, Range heads, const Workspace& work);

@@ -17,6 +17,7 @@ namespace attnops {
 namespace {
 
 using tpa_decode::kBlock;
+using tpa_decode::kFeatures;
 using tpa_decode::Kernels;
 using tpa_decode::Partial;
 using tpa_decode::Problem;
@@ -34,7 +35,7 @@ constexpr std::int64_t kMostPieces = 32;
 // Bound of the pieces' results that wait to be merged.
 constexpr std::int64_t kPartialBytes = std::int64_t{3} << 19;
 // Calls of fewer multiply-adds are not worth waking a thread for.
-constexpr double kSerialWork = 5e5;
+constexpr double kSerialWork = 1e6;
 // Fewer heads than this in a task would leave a register tile partly empty.
 constexpr std::int64_t kTaskHeads = 4;
 
@@ -134,7 +135,7 @@ class Call {
   // conversion of bk and bv. Scores and weights are computed for whole chunks of heads. Pieces cost
   // a part more, for merging, and more than one task costs waking a thread.
   TpaSplit Choose() const {
-    constexpr double kConvertKey = 6, kConvertValue = 7, kExp = 16, kMerging = 1.06;
+    constexpr double kConvertKey = 6, kConvertValue = 2, kExp = 16, kMerging = 1.06;
     const auto number = [](std::int64_t n) { return static_cast<double>(n); };
     const double D = number(problem_.D), E = number(problem_.E), R = number(problem_.R);
     const bool through_rank = problem_.through_rank;
@@ -190,10 +191,9 @@ class Call {
     work.aq = through_rank ? take.Matrix(R, places) : take.Matrix(places, R);
     work.bq = take.Matrix(R, D);
     work.q = take.Matrix(places, through_rank ? 0 : D);
-    work.bk = take.Matrix(RoundUp(D, kernels_.chunk), kernels_.tile_columns);
     work.t = take.Matrix(through_rank ? R : places, kBlock);
     work.s = take.Matrix(kBlock, places);
-    work.bv = take.Matrix(kBlock, kernels_.tile_columns);
+    work.right = take.Matrix(std::max(kBlock, kFeatures), kernels_.tile_columns);
     work.factor = take.Floats(places);
     return work;
   }

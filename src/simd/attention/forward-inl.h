@@ -42,18 +42,9 @@ void AddKv(const Problem& problem, Head head, Range range, const Blocks& blocks,
                                   AddToMatrix{kv, add_block, ahead});
       return;
     }
-    // As many columns of v as a tile has: converted, they are still in L1 when they are used.
     const Rows<const T> v = RowsOf<T>(problem.v.x, head, first);
-    const std::int64_t chunks = ChunksOf(E);
-    for (std::int64_t chunk = 0; chunk < chunks; chunk += kTileChunks) {
-      const std::int64_t column = chunk * static_cast<std::int64_t>(ChunkSize());
-      const std::int64_t columns =
-          std::min(E - column, kTileChunks * static_cast<std::int64_t>(ChunkSize()));
-      LoadRows(v.data + column, v.stride, count, columns, blocks.e);
-      const Panels to{kv.data + chunk * kv.panel, kv.panel};
-      Multiply<Left::kTransposed>(blocks.d, blocks.e, inner, count, ChunksOf(columns),
-                                  AddToMatrix{to, add_block, ahead});
-    }
+    MultiplyRows<Left::kTransposed>(blocks.d, v.data, v.stride, blocks.e, inner, count, E,
+                                    AddToMatrix{kv, add_block, ahead});
   });
 }
 
