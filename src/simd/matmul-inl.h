@@ -115,7 +115,7 @@ HWY_INLINE void FetchNextRows(const float* rows) {
 
 // The right operand of a tile, from one of its rows on: in panels.
 struct FromPanels {
-  const float* HWY_RESTRICT panels;
+  const float* panels;
   std::size_t panel;
 
   HWY_INLINE FromPanels From(std::size_t row) const { return {panels + row * ChunkSize(), panel}; }
@@ -129,9 +129,9 @@ struct FromPanels {
 // Or in rows of a tensor, which the tile leaves in panels for those after it.
 template <typename T>
 struct FromRows {
-  const T* HWY_RESTRICT rows;
+  const T* rows;
   std::size_t stride;
-  float* HWY_RESTRICT panels;
+  float* panels;
   std::size_t panel;
 
   HWY_INLINE FromRows From(std::size_t row) const {
