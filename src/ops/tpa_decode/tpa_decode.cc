@@ -17,8 +17,8 @@ namespace attnops {
 namespace {
 
 using tpa_decode::kBlock;
-using tpa_decode::kFeatures;
 using tpa_decode::Kernels;
+using tpa_decode::kFeatures;
 using tpa_decode::Partial;
 using tpa_decode::Problem;
 using tpa_decode::Range;
