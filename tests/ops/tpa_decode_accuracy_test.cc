@@ -87,6 +87,20 @@ TEST(TpaDecodeAccuracy, NothingAtAll) {
   }
 }
 
+// Scores that are sums of nothing are 0: the result is a mean.
+TEST(TpaDecodeAccuracy, NothingToSum) {
+  TpaDecodeOptions options;
+  options.scale = options.scale_q = 1;
+  for (const DType dtype : kTpaTypes) {
+    for (const TpaSplit split : kTpaSplits) {
+      for (const std::int64_t m : {7, 300}) {
+        Check({.dtype = dtype, .m = m, .heads = 33, .d = 0, .options = options}, split);
+        Check({.dtype = dtype, .m = m, .heads = 33, .rank = 0, .options = options}, split);
+      }
+    }
+  }
+}
+
 TEST(TpaDecodeAccuracy, Layouts) {
   for (const DType dtype : kTpaTypes) {
     for (const TpaLayout layout : kTpaLayouts) {
