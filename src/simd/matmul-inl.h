@@ -283,8 +283,12 @@ HWY_NOINLINE void MultiplyRows(const Panels& a, const T* b, std::int64_t stride,
                              converted.panel};
     MultiplyPanels<kLeft, kTileChunks>(a, source, converted, rows, depth, chunk, finish);
   }
-  for (; chunk * size < columns; ++chunk) {
-    LoadRows(b + chunk * size, stride, depth, std::min(size, columns - chunk * size), panels);
+  const std::int64_t left = columns - chunk * size;
+  if (left <= 0) return;
+  LoadRows(b + chunk * size, stride, depth, left, panels);
+  if (ChunksOf(left) == kTileChunks) {
+    MultiplyPanels<kLeft, kTileChunks>(a, converted, converted, rows, depth, chunk, finish);
+  } else {
     MultiplyPanels<kLeft, 1>(a, converted, converted, rows, depth, chunk, finish);
   }
 }

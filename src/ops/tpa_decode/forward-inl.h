@@ -250,10 +250,11 @@ HWY_INLINE void MultiplyValues(const Block<T>& block, bool before, const Panels&
   });
 }
 
-// What the block from token `first` on will read.
+// What the block from token `first` on, if there is one, will read.
 template <typename T>
 HWY_INLINE void FetchBlock(const Problem& problem, std::int64_t batch, Range heads,
                            std::int64_t first, FetchAhead& ahead) {
+  if (first >= problem.M) return;
   constexpr std::int64_t kSize = sizeof(T);
   const auto fetch = [&](const Input& tensor, std::int64_t column, std::int64_t columns) {
     ahead.Add(RowOf<T>(tensor, batch, first) + column, tensor.row * kSize, columns * kSize,
