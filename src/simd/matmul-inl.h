@@ -221,31 +221,42 @@ HWY_INLINE void FinishTile(const Panels& a, const Right& b, std::int64_t first, 
   });
 }
 
-// All tiles of C panels of b, which the first of them takes from `source`.
-template <Left kLeft, int C, class Source, class Finish>
-HWY_INLINE void MultiplyPanels(const Panels& a, const Source& source, const FromPanels& b,
-                               std::int64_t rows, std::int64_t depth, std::int64_t chunk,
-                               const Finish& finish) {
-  const auto tile = [&](const auto& right, std::int64_t first, std::int64_t end)
+// f<kRows>(first, end) for the tiles of a product's rows, of which those from `end` on do not
+// count; first_f for the first of them. No tile straddles panels of a transposed left operand.
+template <Left kLeft, class FirstF, class F>
+HWY_INLINE void ForEachTile(std::int64_t rows, const FirstF& first_f, const F& f) {
+  const auto tile = [](std::int64_t first, std::int64_t end, const auto& g)
                         ATTNOPS_INLINE_LAMBDA -> std::int64_t {
     if (IsShort(end - first)) {
-      FinishTile<kLeft, kShortRows, C>(a, right, first, end - first, depth, chunk, finish);
+      g.template operator()<kShortRows>(first, end);
       return first + kShortRows;
     }
-    FinishTile<kLeft, kTileRows, C>(a, right, first, end - first, depth, chunk, finish);
+    g.template operator()<kTileRows>(first, end);
     return first + kTileRows;
   };
-  // No tile straddles panels of a transposed left operand.
   const std::int64_t together =
       kLeft == Left::kStraight ? rows : static_cast<std::int64_t>(ChunkSize());
   for (std::int64_t begin = 0; begin < rows; begin += together) {
     const std::int64_t end = std::min(begin + together, rows);
     std::int64_t first = begin;
-    if constexpr (!std::is_same_v<Source, FromPanels>) {
-      if (begin == 0) first = tile(source, first, end);
+    if constexpr (!std::is_same_v<FirstF, F>) {
+      if (begin == 0) first = tile(first, end, first_f);
     }
-    while (first < end) first = tile(b, first, end);
+    while (first < end) first = tile(first, end, f);
   }
+}
+
+// All tiles of C panels of b, which the first of them takes from `source`.
+template <Left kLeft, int C, class Source, class Finish>
+HWY_INLINE void MultiplyPanels(const Panels& a, const Source& source, const FromPanels& b,
+                               std::int64_t rows, std::int64_t depth, std::int64_t chunk,
+                               const Finish& finish) {
+  const auto with = [&](const auto& right) ATTNOPS_INLINE_LAMBDA {
+    return [&]<int kRows>(std::int64_t first, std::int64_t end) ATTNOPS_INLINE_LAMBDA {
+      FinishTile<kLeft, kRows, C>(a, right, first, end - first, depth, chunk, finish);
+    };
+  };
+  ForEachTile<kLeft>(rows, with(source), with(b));
 }
 
 // a·b or aᵀ·b: a is (rows, depth), or (depth, rows) if transposed, b (depth, chunks·chunk). Calls
@@ -291,6 +302,66 @@ HWY_NOINLINE void MultiplyRows(const Panels& a, const T* b, std::int64_t stride,
   } else {
     MultiplyPanels<kLeft, 1>(a, converted, converted, rows, depth, chunk, finish);
   }
+}
+
+// Rows of a chunk of one or two parts, the rows of each one after the other.
+struct ChunkRows {
+  float* part[2];
+};
+HWY_INLINE ChunkRows RowsOfChunk(const Panels& matrix, std::int64_t row, std::int64_t chunk,
+                                 std::int64_t part_chunks) {
+  float* at = matrix.data + chunk * matrix.panel + row * static_cast<std::int64_t>(ChunkSize());
+  return {{at, at + part_chunks * matrix.panel}};
+}
+
+// kRows rows of a product with kChunks panels of b, at `to`.
+template <Left kLeft, int kRows, int kChunks>
+HWY_INLINE void StoreTile(const Panels& a, std::int64_t first, const FromPanels& b,
+                          std::int64_t depth, FetchAhead& ahead, float* HWY_RESTRICT to) {
+  constexpr int C = std::min(kChunks, kTileChunks);
+  for (int i = 0; i < kChunks; i += C) {
+    const FromPanels panels{b.panels + static_cast<std::size_t>(i) * b.panel, b.panel};
+    const TileSums<kRows, C> sums = MultiplyTile<kLeft, kRows, C>(
+        a, static_cast<std::size_t>(first), panels, static_cast<std::size_t>(depth), ahead);
+    ForEach<kRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
+      ForEach<C>([&](auto column) ATTNOPS_INLINE_LAMBDA {
+        constexpr int v = 2 * (decltype(row)::value * C + decltype(column)::value);
+        StoreChunk({{sums.v[v], sums.v[v + 1]}},
+                   to + static_cast<std::size_t>((i + column()) * kRows + row()) * ChunkSize());
+      });
+    });
+  }
+}
+
+// The same product where what becomes of the sums is more than registers have room for: they are
+// left in L1, and finish.Tile(first, rows, chunk, sums) takes a chunk of each of `parts` parts, of
+// which the product's columns consist and each has part_chunks.
+template <Left kLeft, class Finish>
+HWY_NOINLINE void MultiplyToTiles(const Panels& a, const Panels& b, std::int64_t rows,
+                                  std::int64_t depth, int parts, std::int64_t part_chunks,
+                                  const Finish& finish) {
+  alignas(64) float sums[2 * kTileRows * kMaxChunk];
+  const auto multiply = [&]<int kChunks>(std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+    const std::int64_t second = parts == 2 ? part_chunks : 1;
+    const FromPanels panels{b.data + chunk * b.panel, static_cast<std::size_t>(second * b.panel)};
+    const auto tile = [&]<int kRows>(std::int64_t first, std::int64_t end) ATTNOPS_INLINE_LAMBDA {
+      StoreTile<kLeft, kRows, kChunks>(a, first, panels, depth, finish.ahead, sums);
+      float* half = sums + kRows * ChunkSize();
+      const std::int64_t count = std::min<std::int64_t>(kRows, end - first);
+      finish.Tile(first, count, chunk, ChunkRows{{sums, half}});
+      if (kChunks == 2 && parts == 1) {
+        finish.Tile(first, count, chunk + 1, ChunkRows{{half, nullptr}});
+      }
+    };
+    ForEachTile<kLeft>(rows, tile, tile);
+  };
+  // Two chunks at a time: one of each part, or neighbours where a tile has room for them.
+  const std::int64_t step = parts == 2 ? 1 : kTileChunks;
+  std::int64_t chunk = 0;
+  if (parts == 2 || kTileChunks == 2) {
+    for (; chunk + step <= part_chunks; chunk += step) multiply.template operator()<2>(chunk);
+  }
+  for (; chunk < part_chunks; ++chunk) multiply.template operator()<1>(chunk);
 }
 
 // How often a product pauses to fetch memory.

@@ -236,22 +236,22 @@ class Run {
     wishes.Add(d_blocks_, workers_ * BlockSize(inner_));
     wishes.Add(e_blocks_, workers_ * BlockSize(problem_.E));
     std::int64_t row = 0;
-    std::int64_t table = 0;
-    bool direct = true;
+    bool softmax = false;
+    table_size_ = rows_size_ = 0;
     for (const Operand* operand : operands_) {
       const Stage& stage = operand->stage;
-      direct = direct && stage.IsDirect();
       row = std::max(row, ColumnsSize(*operand));
-      if (stage.encodes) table = stage.angles.block * stage.angles.RowSize();
+      softmax = softmax || stage.SumsRows() || stage.SumsColumns();
+      if (stage.encodes) {
+        const Angles& angles = stage.angles;
+        // On a line, one for each block of positions that a block of tokens meets.
+        const std::int64_t rows = angles.OnLine() ? kBlock / angles.block + 2 : kBlock;
+        table_size_ = rows * angles.RowSize();
+      }
     }
-    gradient_size_ =
-        pass == Pass::kBackward && !direct ? BlockSize(std::max(inner_, problem_.E)) : 0;
-    gate_size_ =
-        pass == Pass::kBackward && !problem_.g.stage.IsDirect() ? BlockSize(problem_.E) : 0;
-    table_size_ = table;
-    rows_size_ = direct ? 0 : kMaxRowSet * 2 * row;
+    gradient_size_ = pass == Pass::kBackward && softmax ? BlockSize(row) : 0;
+    rows_size_ = softmax ? kMaxRowSet * 2 * row : 0;
     wishes.Add(gradients_, workers_ * gradient_size_);
-    wishes.Add(gates_, workers_ * gate_size_);
     wishes.Add(tables_, workers_ * table_size_);
     wishes.Add(rows_, workers_ * rows_size_);
     for (const Operand* operand : operands_) {
@@ -284,7 +284,6 @@ class Run {
     blocks.d = {d_blocks_ + worker * BlockSize(inner_), panel};
     blocks.e = {e_blocks_ + worker * BlockSize(problem_.E), panel};
     blocks.gradient = {gradients_ + worker * gradient_size_, panel};
-    blocks.gate = {gates_ + worker * gate_size_, panel};
     blocks.table = tables_ + worker * table_size_;
     blocks.rows = rows_ + worker * rows_size_;
     return blocks;
@@ -467,10 +466,9 @@ class Run {
   float* d_blocks_ = nullptr;
   float* e_blocks_ = nullptr;
   float* gradients_ = nullptr;
-  float* gates_ = nullptr;
   float* tables_ = nullptr;
   float* rows_ = nullptr;
-  std::int64_t gradient_size_ = 0, gate_size_ = 0, table_size_ = 0, rows_size_ = 0;
+  std::int64_t gradient_size_ = 0, table_size_ = 0, rows_size_ = 0;
   std::array<float*, kOperands> columns_{};
   std::array<float*, kOperands> means_{};
 };

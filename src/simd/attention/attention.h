@@ -2,8 +2,8 @@
 //
 // Each of q, k, v and g goes through a stage on its way from memory to the products: an activation
 // and, for q and k, a position encoding. It works on the block of float32 rows that a product
-// takes, so nothing of it is written to memory; gradients come back through it the same way. A
-// stage that does nothing is not there at all.
+// takes, so nothing of it is written to memory; gradients come back through it tile by tile of
+// their product. A stage that does nothing is not there at all.
 #ifndef ATTNOPS_SRC_SIMD_ATTENTION_ATTENTION_H_
 #define ATTNOPS_SRC_SIMD_ATTENTION_ATTENTION_H_
 
@@ -46,6 +46,7 @@ struct Stage {
   Angles angles;  // made by the schedule
 
   bool IsDirect() const { return act == Activation::Kind::kNone && !encodes; }
+  bool SumsRows() const { return axis == SoftmaxAxis::kFeatures; }
   bool SumsColumns() const { return axis == SoftmaxAxis::kSequence; }
 };
 
@@ -83,10 +84,10 @@ struct Range {
 
 // A worker's memory.
 struct Blocks {
-  // kBlock rows: of the inner features, of E, of whichever is more for a gradient that comes from
-  // a product, and of the gate in the backward. The latter two are there if a stage needs them.
-  Panels d, e, gradient, gate;
-  // For stages: the angles of a few tokens, and the rows of a softmax over the features.
+  // kBlock rows: of the inner features, of E, and for a gradient that a softmax needs whole rows or
+  // columns of.
+  Panels d, e, gradient;
+  // For stages: the angles of a block's tokens, and the rows of a softmax over the features.
   float* table = nullptr;
   float* rows = nullptr;
   // Softmax over the sequence, by the operand's index: rows of shifts, scales and means, and

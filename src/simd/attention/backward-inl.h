@@ -1,6 +1,7 @@
 // dḠ = dO ⊙ QKV, dQ̄ = dQKV·KVᵀ and dKV = Q̄ᵀ·dQKV, with dQKV = dO ⊙ Ḡ, in one pass over q, g and
 // dO; then dK̄ = V̄·dKVᵀ and dV̄ = K̄·dKV in one over k and v. The gradients go back through the
-// stages.
+// stages, and where they do so tile by tile, Q̄ and K̄ come from the same tiles: their products are
+// after those of dQ̄ and dK̄.
 
 #if defined(ATTNOPS_SRC_SIMD_ATTENTION_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_SIMD_ATTENTION_BACKWARD_INL_H_
@@ -11,7 +12,7 @@
 
 #include <hwy/highway.h>
 
-#include "src/simd/attention/stages-inl.h"
+#include "src/simd/attention/gradient-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops::attention {
@@ -46,42 +47,51 @@ HWY_INLINE void LoadGradient(const Rows<const T>& d_out, const Rows<const T>& g,
                });
 }
 
-// The same where g has a stage and is in the block `gate`; dḠ is for the block `dg`.
+// The same where g has a stage. With a kept QKV the gradient of g comes tile by tile, as from a
+// product.
 template <typename T, bool kKept>
-HWY_INLINE void LoadStagedGradient(const Rows<const T>& d_out, const Panels& gate,
-                                   const Rows<const Kept<T>>& qkv, std::int64_t count,
-                                   std::int64_t columns, const Panels& d_qkv, const Panels& dg) {
-  ForEachChunk(columns,
-               [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-                 for (std::int64_t row = 0; row < count; ++row) {
-                   const std::int64_t at = row * static_cast<std::int64_t>(ChunkSize());
-                   const Chunk gradient = LoadChunkN(d_out[row] + column, n);
-                   StoreChunk(Mul(gradient, LoadChunk(gate.data + chunk * gate.panel + at)),
-                              d_qkv.data + chunk * d_qkv.panel + at);
-                   if constexpr (kKept) {
-                     StoreChunk(Mul(gradient, LoadKept<T>(qkv[row] + column, n)),
-                                dg.data + chunk * dg.panel + at);
-                   }
-                 }
-               });
+HWY_INLINE void LoadStagedGradient(const Problem& problem, Goal goal, Head head, std::int64_t first,
+                                   std::int64_t count, const Blocks& blocks, FetchAhead& ahead) {
+  const Operand& g = problem.g;
+  const Rows<const T> d_out = RowsOf<T>(problem.d_out, head, first);
+  const bool derives = kKept && (goal == Goal::kGradients || g.stage.SumsColumns());
+  if (!derives || !IsTiled(g, goal)) {
+    LoadOperand<T>(problem, g, head, first, count, blocks, blocks.e, d_out);
+  }
+  if (!derives) return;
+  const StageGradient<T> gradient(problem, g, goal, head, first, count, blocks, blocks.e, d_out,
+                                  ahead);
+  const Rows<const Kept<T>> qkv = RowsOf<Kept<T>>(problem.kept_qkv, head, first);
+  alignas(64) float sums[kStageRows * kMaxChunk];
+  for (std::int64_t row = 0; row < count; row += kStageRows) {
+    const std::int64_t rows = std::min(kStageRows, count - row);
+    ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n, std::int64_t chunk) HWY_ATTR {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        StoreChunk(LoadKept<T>(qkv[row + i] + column, n),
+                   sums + static_cast<std::size_t>(i) * ChunkSize());
+      }
+      gradient.Tile(row, rows, chunk, {{sums, nullptr}});
+    });
+  }
+  gradient.Finish();
 }
 
-// left·right with the gradient of an operand's rows as its result, which go back through the
-// operand's stage.
+// left·right with the gradient of an operand's rows as its result. Those rows are put into the
+// block `rows` on the way, if it is given and the operand is tiled.
 template <typename T>
 HWY_INLINE void MultiplyToGradient(const Problem& problem, const Operand& operand, Goal goal,
                                    Head head, std::int64_t first, std::int64_t count,
                                    const Blocks& blocks, const Panels& left, const Panels& right,
-                                   std::int64_t depth, std::int64_t columns, FetchAhead& ahead) {
+                                   std::int64_t depth, std::int64_t columns, const Panels& rows,
+                                   FetchAhead& ahead) {
   if (operand.stage.IsDirect()) {
     if (goal == Goal::kMeans) return;
     Multiply<Left::kStraight>(
         left, right, count, depth, ChunksOf(columns),
         StoreInRows<T, Payload::kAny>{RowsOf<T>(operand.dx, head, first), columns, ahead});
   } else if (goal == Goal::kGradients || operand.stage.SumsColumns()) {
-    Multiply<Left::kStraight>(left, right, count, depth, ChunksOf(columns),
-                              AddToMatrix{blocks.gradient, false, ahead});
-    StoreOperandGradient<T>(problem, operand, goal, head, first, count, blocks, blocks.gradient);
+    StageGradient<T>(problem, operand, goal, head, first, count, blocks, rows, {}, ahead)
+        .Multiply(left, right, depth);
   }
 }
 
@@ -91,23 +101,21 @@ void BackwardQueryRange(const Problem& problem, Goal goal, Head head, Range rang
                         const Panels& dkv) {
   const std::int64_t D = problem.D, E = problem.E;
   const std::int64_t inner = InnerExtent<T>(problem);
-  const std::int64_t q_columns = problem.q.stage.IsDirect() ? D : InnerWidth(problem);
-  const bool direct_gate = problem.g.stage.IsDirect();
   const bool gradients = goal == Goal::kGradients;
-  const bool needs_g = gradients || problem.g.stage.SumsColumns();
   ForEachBlock(range, [&](std::int64_t first, std::int64_t count) ATTNOPS_INLINE_LAMBDA {
     const Rows<const T> d_out = RowsOf<T>(problem.d_out, head, first);
     const Rows<const Kept<T>> qkv = RowsOf<Kept<T>>(problem.kept_qkv, head, first);
     const Rows<T> dg = RowsOf<T>(problem.g.dx, head, first);
-    LoadOperand<T>(problem, problem.q, head, first, count, blocks, blocks.d);
-    if (direct_gate) {
+    FetchAhead ahead;
+    if (!IsTiled(problem.q, goal)) {
+      LoadOperand<T>(problem, problem.q, head, first, count, blocks, blocks.d);
+    }
+    if (problem.g.stage.IsDirect()) {
       LoadGradient<T, kKept>(d_out, RowsOf<T>(problem.g.x, head, first), qkv, dg, count, E,
                              blocks.e);
     } else {
-      LoadOperand<T>(problem, problem.g, head, first, count, blocks, blocks.gate);
-      LoadStagedGradient<T, kKept>(d_out, blocks.gate, qkv, count, E, blocks.e, blocks.gradient);
+      LoadStagedGradient<T, kKept>(problem, goal, head, first, count, blocks, ahead);
     }
-    FetchAhead ahead;
     const Range next = NextBlock(range, first);
     FetchBlock<T>(problem.q.x, head, next, D, ahead);
     FetchBlock<T>(problem.g.x, head, next, E, ahead);
@@ -125,24 +133,19 @@ void BackwardQueryRange(const Problem& problem, Goal goal, Head head, Range rang
     ahead.Spread(PausesOf(count, StorageExtent<T>(E), InnerWidth(problem)) +
                  (gradients ? PausesOf(inner, count, E) : 0) +
                  (kKept ? 0 : PausesOf(count, inner, E)));
-    if (needs_g) {
-      if constexpr (!kKept) {
-        if (direct_gate) {
-          Multiply<Left::kStraight>(
-              blocks.d, kv, count, inner, ChunksOf(E),
-              StoreProduct<T, RowsFactor<T>, Payload::kAny>{{d_out}, dg, {}, E, ahead});
-        } else {
+    MultiplyToGradient<T>(problem, problem.q, goal, head, first, count, blocks, blocks.e,
+                          kv_transposed, StorageExtent<T>(E), D, blocks.d, ahead);
+    if constexpr (!kKept) {
+      if (problem.g.stage.IsDirect()) {
+        if (gradients) {
           Multiply<Left::kStraight>(blocks.d, kv, count, inner, ChunksOf(E),
-                                    ProductInBlock<T>{{d_out}, blocks.gradient, E, ahead});
+                                    StoreProduct<T, Payload::kAny>{d_out, dg, {}, E, ahead});
         }
-      }
-      if (!direct_gate) {
-        StoreOperandGradient<T>(problem, problem.g, goal, head, first, count, blocks,
-                                blocks.gradient);
+      } else if (gradients || problem.g.stage.SumsColumns()) {
+        StageGradient<T>(problem, problem.g, goal, head, first, count, blocks, {}, d_out, ahead)
+            .Multiply(blocks.d, kv, inner);
       }
     }
-    MultiplyToGradient<T>(problem, problem.q, goal, head, first, count, blocks, blocks.e,
-                          kv_transposed, StorageExtent<T>(E), q_columns, ahead);
     if (gradients) {
       Multiply<Left::kTransposed>(blocks.d, blocks.e, inner, count, ChunksOf(E),
                                   AddToMatrix{dkv, first != range.begin, ahead});
@@ -166,7 +169,9 @@ void BackwardKey(const Problem& problem, Goal goal, Head head, Range range, cons
   const std::int64_t D = problem.D, E = problem.E;
   const std::int64_t inner = InnerExtent<T>(problem);
   ForEachBlock(range, [&](std::int64_t first, std::int64_t count) ATTNOPS_INLINE_LAMBDA {
-    LoadOperand<T>(problem, problem.k, head, first, count, blocks, blocks.d);
+    if (!IsTiled(problem.k, goal)) {
+      LoadOperand<T>(problem, problem.k, head, first, count, blocks, blocks.d);
+    }
     LoadOperand<T>(problem, problem.v, head, first, count, blocks, blocks.e);
     FetchAhead ahead;
     const Range next = NextBlock(range, first);
@@ -177,11 +182,10 @@ void BackwardKey(const Problem& problem, Goal goal, Head head, Range range, cons
     if (next.begin >= problem.M) FetchNextHead<T>(problem, blocks.next, ahead);
     ahead.Spread(PausesOf(count, StorageExtent<T>(E), InnerWidth(problem)) +
                  PausesOf(count, inner, E));
-    const std::int64_t k_columns = problem.k.stage.IsDirect() ? D : InnerWidth(problem);
     MultiplyToGradient<T>(problem, problem.k, goal, head, first, count, blocks, blocks.e,
-                          dkv_transposed, StorageExtent<T>(E), k_columns, ahead);
+                          dkv_transposed, StorageExtent<T>(E), D, blocks.d, ahead);
     MultiplyToGradient<T>(problem, problem.v, goal, head, first, count, blocks, blocks.d, dkv,
-                          inner, E, ahead);
+                          inner, E, {}, ahead);
   });
 }
 

@@ -42,6 +42,7 @@ struct Rows {
   std::int64_t stride = 0;
 
   HWY_INLINE T* operator[](std::int64_t row) const { return data + row * stride; }
+  HWY_INLINE Rows From(std::int64_t row) const { return {(*this)[row], stride}; }
 };
 template <typename T>
 HWY_INLINE Rows<const T> RowsOf(const Input& tensor, Head head, std::int64_t first) {
@@ -144,28 +145,20 @@ struct StoreInRows {
   }
 };
 
-// A factor of sums: rows of a tensor, or of a block.
+// A chunk of a row of QKV, of which n elements are kept.
 template <typename T>
-struct RowsFactor {
-  Rows<const T> rows;
-
-  HWY_INLINE Chunk operator()(std::int64_t row, std::int64_t chunk, std::size_t n) const {
-    return LoadChunkN(ChunkOf(rows[row], chunk), n);
+HWY_INLINE void StoreKept(const Chunk& chunk, Kept<T>* to, std::size_t n) {
+  if constexpr (std::is_same_v<Kept<T>, T>) {
+    StoreChunkN<Payload::kUpper>(chunk, to, n);
+  } else {
+    StoreFloatsFrom<T>(chunk, to, n);
   }
-};
-struct BlockFactor {
-  Panels block;
+}
 
-  HWY_INLINE Chunk operator()(std::int64_t row, std::int64_t chunk, std::size_t /*n*/) const {
-    return LoadChunk(block.data + chunk * block.panel +
-                     row * static_cast<std::int64_t>(ChunkSize()));
-  }
-};
-
-// Sums multiplied by a factor, stored, and stored as they are if they are kept.
-template <typename T, class Factor, Payload kPayload>
+// Sums multiplied by rows of a tensor, stored, and stored as they are if they are kept.
+template <typename T, Payload kPayload>
 struct StoreProduct {
-  Factor factor;
+  Rows<const T> factor;
   Rows<T> to;
   Rows<Kept<T>> kept;
   std::int64_t columns;
@@ -174,31 +167,9 @@ struct StoreProduct {
   HWY_INLINE std::size_t Elements(std::int64_t chunk) const { return ChunkCount(columns, chunk); }
   HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t n,
                              const Chunk& sums) const {
-    StoreChunkN<kPayload>(Mul(factor(row, chunk, n), sums), ChunkOf(to[row], chunk), n);
-    if (kept.data != nullptr) {
-      Kept<T>* at = ChunkOf(kept[row], chunk);
-      if constexpr (std::is_same_v<Kept<T>, T>) {
-        StoreChunkN<kPayload>(sums, at, n);
-      } else {
-        StoreFloatsFrom<T>(sums, at, n);
-      }
-    }
-  }
-};
-
-// Sums multiplied by rows of a tensor, in a block.
-template <typename T>
-struct ProductInBlock {
-  RowsFactor<T> factor;
-  Panels to;
-  std::int64_t columns;
-  FetchAhead& ahead;
-
-  HWY_INLINE std::size_t Elements(std::int64_t chunk) const { return ChunkCount(columns, chunk); }
-  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t n,
-                             const Chunk& sums) const {
-    StoreChunk(Mul(factor(row, chunk, n), sums),
-               to.data + chunk * to.panel + row * static_cast<std::int64_t>(ChunkSize()));
+    StoreChunkN<kPayload>(Mul(LoadChunkN(ChunkOf(factor[row], chunk), n), sums),
+                          ChunkOf(to[row], chunk), n);
+    if (kept.data != nullptr) StoreKept<T>(sums, ChunkOf(kept[row], chunk), n);
   }
 };
 
