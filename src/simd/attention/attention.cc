@@ -51,26 +51,58 @@ struct Pieces {
   }
 };
 
-// Arrays of floats, wished for one by one and then taken from one scratch memory.
+// Arrays of one size.
+struct Arrays {
+  float* data = nullptr;
+  std::int64_t stride = 0;
+
+  float* At(std::int64_t i) const { return data + i * stride; }
+};
+
+// Arrays of floats, wished for one by one and then taken from one scratch memory. Those of a worker
+// follow one another: L2, which they nearly fill, then has the same number of its lines in each
+// set.
 class Wishes {
  public:
-  void Add(float*& array, std::int64_t count) {
-    wishes_[count_++] = {&array, count};
-    bytes_ += Scratch::Size<float>(count);
+  // `count` arrays of `size` floats, or one for each worker.
+  void Add(Arrays& arrays, std::int64_t size, std::int64_t count) {
+    wishes_[count_++] = {&arrays, Padded(size), count};
+    shared_ += Padded(size) * count;
   }
-  std::size_t bytes() const { return bytes_; }
-  void Take(Scratch& scratch) const {
-    for (int i = 0; i < count_; ++i) *wishes_[i].array = scratch.Take<float>(wishes_[i].count);
+  void AddForWorkers(Arrays& arrays, std::int64_t size) {
+    wishes_[count_++] = {&arrays, Padded(size), kForWorkers};
+    worker_ += Padded(size);
+  }
+  std::size_t Bytes(int workers) const {
+    return static_cast<std::size_t>(shared_ + workers * worker_) * sizeof(float);
+  }
+  void Take(Scratch& scratch, int workers) const {
+    float* of_worker = scratch.Take<float>(workers * worker_);
+    for (int i = 0; i < count_; ++i) {
+      const Wish& wish = wishes_[i];
+      if (wish.count == kForWorkers) {
+        *wish.arrays = {of_worker, worker_};
+        of_worker += wish.size;
+      } else {
+        *wish.arrays = {scratch.Take<float>(wish.size * wish.count), wish.size};
+      }
+    }
   }
 
  private:
+  static constexpr std::int64_t kForWorkers = -1;
   struct Wish {
-    float** array;
-    std::int64_t count;
+    Arrays* arrays;
+    std::int64_t size, count;
   };
+
+  static std::int64_t Padded(std::int64_t size) {
+    return static_cast<std::int64_t>(Scratch::Size<float>(size) / sizeof(float));
+  }
+
   std::array<Wish, 24> wishes_;
   int count_ = 0;
-  std::size_t bytes_ = 0;
+  std::int64_t shared_ = 0, worker_ = 0;  // floats
 };
 
 // One pass: how it is cut into tasks, by its sizes alone, and its memory.
@@ -101,12 +133,12 @@ class Run {
 
   void Forward() {
     const bool keeps = problem_.kv.data != nullptr;
-    float* kvs;
+    Arrays kvs;
     Wishes wishes;
     WishBlocks(Pass::kForward, wishes);
-    wishes.Add(kvs, KvSize() * (whole_ ? workers_ : heads_ * m_.count));
-    Scratch scratch(wishes.bytes() + AnglesBytes());
-    wishes.Take(scratch);
+    WishForTasks(wishes, kvs, KvSize(), m_.count);
+    Scratch scratch(wishes.Bytes(workers_) + AnglesBytes());
+    wishes.Take(scratch, workers_);
     MakeAngles(scratch);
     if (whole_) {
       RunTasks(heads_, workers_, [&](std::int64_t task, int worker) {
@@ -138,16 +170,14 @@ class Run {
     const bool kept = problem_.kept_kv.data != nullptr;
     // Of each head at work: KV, dKV, and KVᵀ, which dKVᵀ takes the place of.
     const std::int64_t kv_count = kept ? 1 : m_.count;
-    float* kvs;
-    float* dkvs;
-    float* transposed;
+    Arrays kvs, dkvs, transposed;
     Wishes wishes;
     WishBlocks(Pass::kBackward, wishes);
-    wishes.Add(kvs, KvSize() * (whole_ ? workers_ : heads_ * kv_count));
-    wishes.Add(dkvs, KvSize() * (whole_ ? workers_ : heads_ * n_.count));
-    wishes.Add(transposed, TransposedSize() * (whole_ ? workers_ : heads_));
-    Scratch scratch(wishes.bytes() + AnglesBytes());
-    wishes.Take(scratch);
+    WishForTasks(wishes, dkvs, KvSize(), n_.count);
+    WishForTasks(wishes, transposed, TransposedSize(), 1);
+    WishForTasks(wishes, kvs, KvSize(), kv_count);
+    Scratch scratch(wishes.Bytes(workers_) + AnglesBytes());
+    wishes.Take(scratch, workers_);
     MakeAngles(scratch);
     if (whole_) {
       RunTasks(heads_, workers_, [&](std::int64_t task, int worker) {
@@ -231,13 +261,22 @@ class Run {
     return operand.stage.parts * Padded(operand.stage.part);
   }
 
+  // An array for each task: where that is a head, each worker has one, else each piece of a head.
+  void WishForTasks(Wishes& wishes, Arrays& arrays, std::int64_t size, std::int64_t pieces) const {
+    if (whole_) {
+      wishes.AddForWorkers(arrays, size);
+    } else {
+      wishes.Add(arrays, size, heads_ * pieces);
+    }
+  }
+
   // The memory of the workers' blocks and of columns.
   void WishBlocks(Pass pass, Wishes& wishes) {
-    wishes.Add(d_blocks_, workers_ * BlockSize(inner_));
-    wishes.Add(e_blocks_, workers_ * BlockSize(problem_.E));
+    wishes.AddForWorkers(d_blocks_, BlockSize(inner_));
+    wishes.AddForWorkers(e_blocks_, BlockSize(problem_.E));
     std::int64_t row = 0;
+    std::int64_t table = 0;
     bool softmax = false;
-    table_size_ = rows_size_ = 0;
     for (const Operand* operand : operands_) {
       const Stage& stage = operand->stage;
       row = std::max(row, ColumnsSize(*operand));
@@ -246,20 +285,20 @@ class Run {
         const Angles& angles = stage.angles;
         // On a line, one for each block of positions that a block of tokens meets.
         const std::int64_t rows = angles.OnLine() ? kBlock / angles.block + 2 : kBlock;
-        table_size_ = rows * angles.RowSize();
+        table = rows * angles.RowSize();
       }
     }
-    gradient_size_ = pass == Pass::kBackward && softmax ? BlockSize(row) : 0;
-    rows_size_ = softmax ? kMaxRowSet * 2 * row : 0;
-    wishes.Add(gradients_, workers_ * gradient_size_);
-    wishes.Add(tables_, workers_ * table_size_);
-    wishes.Add(rows_, workers_ * rows_size_);
+    wishes.AddForWorkers(tables_, table);
+    wishes.AddForWorkers(gradients_, pass == Pass::kBackward && softmax ? BlockSize(row) : 0);
+    wishes.AddForWorkers(rows_, softmax ? kMaxRowSet * 2 * row : 0);
     for (const Operand* operand : operands_) {
       if (!operand->stage.SumsColumns()) continue;
       const std::int64_t size = ColumnsSize(*operand);
-      const std::int64_t slots = whole_ ? workers_ : heads_ * PiecesOf(*operand).count;
-      wishes.Add(columns_[operand->index], slots * 3 * size);
-      if (pass == Pass::kBackward && !whole_) wishes.Add(means_[operand->index], slots * size);
+      const std::int64_t pieces = PiecesOf(*operand).count;
+      WishForTasks(wishes, columns_[operand->index], 3 * size, pieces);
+      if (pass == Pass::kBackward && !whole_) {
+        wishes.Add(means_[operand->index], size, heads_ * pieces);
+      }
     }
   }
 
@@ -281,11 +320,11 @@ class Run {
   Blocks BlocksOf(int worker) const {
     const std::int64_t panel = Panels::PanelSize(kBlock, kernels_.chunk);
     Blocks blocks;
-    blocks.d = {d_blocks_ + worker * BlockSize(inner_), panel};
-    blocks.e = {e_blocks_ + worker * BlockSize(problem_.E), panel};
-    blocks.gradient = {gradients_ + worker * gradient_size_, panel};
-    blocks.table = tables_ + worker * table_size_;
-    blocks.rows = rows_ + worker * rows_size_;
+    blocks.d = {d_blocks_.At(worker), panel};
+    blocks.e = {e_blocks_.At(worker), panel};
+    blocks.gradient = {gradients_.At(worker), panel};
+    blocks.table = tables_.At(worker);
+    blocks.rows = rows_.At(worker);
     return blocks;
   }
   // For a task that is a head: the other workers take the heads in between.
@@ -309,11 +348,11 @@ class Run {
     }
     return blocks;
   }
-  Panels KvAt(float* data, std::int64_t i) const {
-    return {data + i * KvSize(), Panels::PanelSize(inner_, kernels_.chunk)};
+  Panels KvAt(const Arrays& kvs, std::int64_t i) const {
+    return {kvs.At(i), Panels::PanelSize(inner_, kernels_.chunk)};
   }
-  Panels TransposedAt(float* data, std::int64_t i) const {
-    return {data + i * TransposedSize(), Panels::PanelSize(Padded(problem_.E), kernels_.chunk)};
+  Panels TransposedAt(const Arrays& transposed, std::int64_t i) const {
+    return {transposed.At(i), Panels::PanelSize(Padded(problem_.E), kernels_.chunk)};
   }
   Head HeadOf(std::int64_t i) const { return {i / problem_.H, i % problem_.H}; }
 
@@ -323,7 +362,7 @@ class Run {
   }
 
   // The sum of each head, in place of its first piece's.
-  void SumKv(float* kvs) const {
+  void SumKv(const Arrays& kvs) const {
     RunTasks(heads_ * m_.count, workers_, [&](std::int64_t task, int worker) {
       const std::int64_t head = task / m_.count;
       kernels_.add_kv(problem_, HeadOf(head), m_.At(task % m_.count), PieceBlocks(worker, head),
@@ -333,7 +372,7 @@ class Run {
   }
 
   // Adds the `count` pieces of each head in their order.
-  void Merge(float* kvs, std::int64_t count) const {
+  void Merge(const Arrays& kvs, std::int64_t count) const {
     if (count == 1) return;
     const std::int64_t panels = DivideUp(problem_.E, kernels_.chunk);
     RunTasks(heads_ * panels, workers_, [&](std::int64_t task, int) {
@@ -351,7 +390,7 @@ class Run {
   // Softmax over the sequence. A slot of columns, of a head or a piece of it, has rows of shifts,
   // of sums that become scales, and of means.
   float* ColumnsAt(const Operand& operand, std::int64_t slot) const {
-    return columns_[operand.index] + slot * 3 * ColumnsSize(operand);
+    return columns_[operand.index].At(slot);
   }
 
   // Shifts and sums of a range. The third row serves the sums of later parts of it.
@@ -366,7 +405,7 @@ class Run {
     const AngleTable table{nullptr, 1, Padded(stage.part)};
     std::int64_t begin = range.begin;
     do {
-      float* sums = begin == range.begin ? to : rows_ + worker * rows_size_;
+      float* sums = begin == range.begin ? to : rows_.At(worker);
       const std::int64_t end = std::min(range.end, begin + kColumnPiece);
       const EncodingColumns columns{sums, head.batch, head.head, 1, 2 * size};
       kernels.start_columns(sums, size);
@@ -439,7 +478,7 @@ class Run {
     });
   }
   float* MeansAt(const Operand& operand, std::int64_t slot) const {
-    return means_[operand.index] + slot * ColumnsSize(operand);
+    return means_[operand.index].At(slot);
   }
   // The sum of the pieces of each head, in its columns.
   void MergeMeans(const Operand& operand, std::int64_t count) const {
@@ -463,14 +502,9 @@ class Run {
   Pieces n_, m_;
   bool whole_;
   int workers_ = 1;
-  float* d_blocks_ = nullptr;
-  float* e_blocks_ = nullptr;
-  float* gradients_ = nullptr;
-  float* tables_ = nullptr;
-  float* rows_ = nullptr;
-  std::int64_t gradient_size_ = 0, table_size_ = 0, rows_size_ = 0;
-  std::array<float*, kOperands> columns_{};
-  std::array<float*, kOperands> means_{};
+  Arrays d_blocks_, e_blocks_, gradients_, tables_, rows_;
+  std::array<Arrays, kOperands> columns_{};
+  std::array<Arrays, kOperands> means_{};
 };
 
 }  // namespace
