@@ -138,8 +138,9 @@ void BackwardQueryRange(const Problem& problem, Goal goal, Head head, Range rang
     if constexpr (!kKept) {
       if (problem.g.stage.IsDirect()) {
         if (gradients) {
-          Multiply<Left::kStraight>(blocks.d, kv, count, inner, ChunksOf(E),
-                                    StoreProduct<T, Payload::kAny>{d_out, dg, {}, E, ahead});
+          Multiply<Left::kStraight>(
+              blocks.d, kv, count, inner, ChunksOf(E),
+              StoreProduct<T, RowsFactor<T>, Payload::kAny>{{d_out}, dg, {}, E, ahead});
         }
       } else if (gradients || problem.g.stage.SumsColumns()) {
         StageGradient<T>(problem, problem.g, goal, head, first, count, blocks, {}, d_out, ahead)

@@ -145,20 +145,28 @@ struct StoreInRows {
   }
 };
 
-// A chunk of a row of QKV, of which n elements are kept.
+// A factor of sums: rows of a tensor, or of a block.
 template <typename T>
-HWY_INLINE void StoreKept(const Chunk& chunk, Kept<T>* to, std::size_t n) {
-  if constexpr (std::is_same_v<Kept<T>, T>) {
-    StoreChunkN<Payload::kUpper>(chunk, to, n);
-  } else {
-    StoreFloatsFrom<T>(chunk, to, n);
-  }
-}
+struct RowsFactor {
+  Rows<const T> rows;
 
-// Sums multiplied by rows of a tensor, stored, and stored as they are if they are kept.
-template <typename T, Payload kPayload>
+  HWY_INLINE Chunk operator()(std::int64_t row, std::int64_t chunk, std::size_t n) const {
+    return LoadChunkN(ChunkOf(rows[row], chunk), n);
+  }
+};
+struct BlockFactor {
+  Panels block;
+
+  HWY_INLINE Chunk operator()(std::int64_t row, std::int64_t chunk, std::size_t /*n*/) const {
+    return LoadChunk(block.data + chunk * block.panel +
+                     row * static_cast<std::int64_t>(ChunkSize()));
+  }
+};
+
+// Sums multiplied by a factor, stored, and stored as they are if they are kept.
+template <typename T, class Factor, Payload kPayload>
 struct StoreProduct {
-  Rows<const T> factor;
+  Factor factor;
   Rows<T> to;
   Rows<Kept<T>> kept;
   std::int64_t columns;
@@ -167,9 +175,15 @@ struct StoreProduct {
   HWY_INLINE std::size_t Elements(std::int64_t chunk) const { return ChunkCount(columns, chunk); }
   HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t n,
                              const Chunk& sums) const {
-    StoreChunkN<kPayload>(Mul(LoadChunkN(ChunkOf(factor[row], chunk), n), sums),
-                          ChunkOf(to[row], chunk), n);
-    if (kept.data != nullptr) StoreKept<T>(sums, ChunkOf(kept[row], chunk), n);
+    StoreChunkN<kPayload>(Mul(factor(row, chunk, n), sums), ChunkOf(to[row], chunk), n);
+    if (kept.data != nullptr) {
+      Kept<T>* at = ChunkOf(kept[row], chunk);
+      if constexpr (std::is_same_v<Kept<T>, T>) {
+        StoreChunkN<kPayload>(sums, at, n);
+      } else {
+        StoreFloatsFrom<T>(sums, at, n);
+      }
+    }
   }
 };
 

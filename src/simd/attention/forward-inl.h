@@ -48,35 +48,6 @@ void AddKv(const Problem& problem, Head head, Range range, const Blocks& blocks,
   });
 }
 
-// QKV times a gate that has a stage, a tile of it at a time; softmax over the features, which takes
-// whole rows, is in a block.
-template <typename T>
-struct StoreGated {
-  StagedRows<T> gate;
-  const Panels& block;
-  Rows<T> out;
-  Rows<Kept<T>> kept;
-  FetchAhead& ahead;
-
-  HWY_NOINLINE void Tile(std::int64_t first, std::int64_t rows, std::int64_t chunk,
-                         const ChunkRows& sums) const {
-    const std::size_t size = ChunkSize();
-    alignas(64) float gates[kTileRows * kMaxChunk];
-    const float* factor = RowsOfChunk(block, first, chunk, 0).part[0];
-    if (!gate.stage.SumsRows()) {
-      RunTile<T>(gate, {first, rows, chunk, true, {{gates, nullptr}}, {}});
-      factor = gates;
-    }
-    const std::size_t n = ChunkCount(gate.stage.part, chunk);
-    const float* qkv = sums.part[0];
-    for (std::int64_t row = first; row < first + rows; ++row, qkv += size, factor += size) {
-      const Chunk sum = LoadChunk(qkv);
-      StoreChunkN<Payload::kUpper>(Mul(LoadChunk(factor), sum), ChunkOf(out[row], chunk), n);
-      if (kept.data != nullptr) StoreKept<T>(sum, ChunkOf(kept[row], chunk), n);
-    }
-  }
-};
-
 template <typename T>
 void Forward(const Problem& problem, Head head, Range range, const Blocks& blocks,
              const Panels& kv) {
@@ -95,17 +66,15 @@ void Forward(const Problem& problem, Head head, Range range, const Blocks& block
     const Rows<T> out = RowsOf<T>(problem.out, head, first);
     const Rows<Kept<T>> kept = RowsOf<Kept<T>>(problem.qkv, head, first);
     if (problem.g.stage.IsDirect()) {
-      const Rows<const T> g = RowsOf<T>(problem.g.x, head, first);
       Multiply<Left::kStraight>(blocks.d, kv, count, inner, ChunksOf(E),
-                                StoreProduct<T, Payload::kUpper>{g, out, kept, E, ahead});
-      return;
-    }
-    if (problem.g.stage.SumsRows()) {
+                                StoreProduct<T, RowsFactor<T>, Payload::kUpper>{
+                                    {RowsOf<T>(problem.g.x, head, first)}, out, kept, E, ahead});
+    } else {
       LoadOperand<T>(problem, problem.g, head, first, count, blocks, blocks.e);
+      Multiply<Left::kStraight>(
+          blocks.d, kv, count, inner, ChunksOf(E),
+          StoreProduct<T, BlockFactor, Payload::kUpper>{{blocks.e}, out, kept, E, ahead});
     }
-    MultiplyToTiles<Left::kStraight>(
-        blocks.d, kv, count, inner, 1, ChunksOf(E),
-        StoreGated<T>{{problem.g, head, first, blocks}, blocks.e, out, kept, ahead});
   });
 }
 

@@ -63,9 +63,7 @@ class StageGradient {
         rows_(tiled_ ? rows : Panels{}),
         staged_(operand, head, first, blocks) {
     staged_.factor = factor;
-    if (operand.stage.encodes) {
-      staged_.angles = FillAngles(problem, operand.stage, head, first, count, blocks.table);
-    }
+    FillAngles(problem, operand.stage, head, first, count, blocks.table, staged_.angles);
   }
 
   // The product whose sums the gradient is.

@@ -22,39 +22,45 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops::attention {
 namespace HWY_NAMESPACE {
 
-// The angles of a block's rows: a row of a table for each that has a position or, on a line, one
-// for each `block` of positions, and the steps from there.
+// Where the angles of a block's rows are: in a row of a table for each that has a position or, on a
+// line, in one for each few positions, from where it is a step.
 struct BlockAngles {
+  // Those of a row, for the chunk at `j`.
+  HWY_INLINE CosSin<1> At(std::int64_t row, std::size_t j) const {
+    const TableAngles base{cos[row] + j, width};
+    if (step[row] == nullptr) return base.At<1>(0);
+    return SteppedAngles{base, {step[row] + j, width}}.At<1>(0);
+  }
+
   std::int64_t unplaced = 0;  // rows in front without a position
-  const float* table = nullptr;
-  const float* steps = nullptr;
-  std::int64_t block = 1;
-  std::int64_t begin = 0;  // the first position, less that of the table's first row
+  std::size_t width = 0;
+  const float* cos[kBlock];
+  const float* step[kBlock];
 };
 
 // Those of the tokens [first, first + count) of a sequence, made at `table`.
-HWY_INLINE BlockAngles FillAngles(const Problem& problem, const Stage& stage, Head head,
-                                  std::int64_t first, std::int64_t count, float* table) {
+inline void FillAngles(const Problem& problem, const Stage& stage, Head head, std::int64_t first,
+                       std::int64_t count, float* table, BlockAngles& to) {
+  if (!stage.encodes) return;
   const Angles& angles = stage.angles;
-  const std::int64_t row = angles.rows == 1 ? 0 : head.head;
-  BlockAngles result;
-  result.unplaced = std::clamp<std::int64_t>(stage.prefix - first, 0, count);
-  result.table = table;
-  std::int64_t at = first + result.unplaced - stage.prefix;
-  const std::int64_t end = first + count - stage.prefix;
-  if (angles.OnLine()) {
-    result.steps = angles.Step(row, 0);
-    result.block = angles.block;
-    result.begin = at % angles.block;
-    for (at -= result.begin; at < end; at += angles.block, table += angles.RowSize()) {
-      problem.fill_table(angles, row, row + 1, at, 1, table);
+  const bool line = angles.OnLine();
+  const std::int64_t head_row = angles.rows == 1 ? 0 : head.head;
+  to.unplaced = std::clamp<std::int64_t>(stage.prefix - first, 0, count);
+  to.width = static_cast<std::size_t>(angles.width);
+  for (std::int64_t row = to.unplaced; row < count;) {
+    const std::int64_t position = first + row - stage.prefix;
+    // Steps begin where positions are a multiple of them, for the same bits in every block.
+    const std::int64_t begin = line ? position % angles.block : 0;
+    const std::int64_t end = std::min(row + angles.block - begin, count);
+    problem.fill_table(angles, head_row, head_row + 1, position - begin, line ? 1 : end - row,
+                       table);
+    for (std::int64_t i = begin; row < end; ++row, ++i) {
+      to.cos[row] = table;
+      to.step[row] = line ? angles.Step(head_row, i) : nullptr;
+      if (!line) table += angles.RowSize();
     }
-  } else {
-    for (; at < end; at += angles.block, table += angles.block * angles.RowSize()) {
-      problem.fill_table(angles, row, row + 1, at, std::min(angles.block, end - at), table);
-    }
+    if (line) table += angles.RowSize();
   }
-  return result;
 }
 
 // Rows without an encoding, as a kind of encoding.
@@ -163,11 +169,7 @@ HWY_INLINE void WithActivation(Activation::Kind act, const Sequence& sequence, c
 
 // Rows whose activations take their steps together (see Pack), while their angles wait in registers
 // for the encoding; half as many of two parts.
-#if HWY_TARGET == HWY_AVX3
 constexpr int kRowsTogether = 2;
-#else
-constexpr int kRowsTogether = 1;
-#endif
 
 // Rows that a stage takes at a time where no product says how many: with their angles they stay
 // in L1.
@@ -190,7 +192,7 @@ struct StagedRows {
   Rows<const T> x;
   Rows<T> dx;
   Rows<const T> factor = {};  // of rows that are not encoded and of their gradients, if given
-  BlockAngles angles = {};
+  BlockAngles angles;
 };
 
 // A chunk of `rows` rows from `first` on. What they are behind the stage goes to `value`, if that
@@ -200,37 +202,6 @@ struct StageTile {
   std::int64_t first, rows, chunk;
   bool activates;
   ChunkRows value, gradient;
-};
-
-// The angles of a tile's rows: a row of a table for each, and a step from there if there are steps.
-struct TileAngles {
-  TileAngles(const StageShape& shape, const BlockAngles& angles, const StageTile& tile)
-      : width(shape.width),
-        unplaced(std::clamp<std::int64_t>(angles.unplaced - tile.first, 0, tile.rows)) {
-    const auto size = static_cast<std::int64_t>(2 * shape.width);
-    const std::int64_t at = tile.first + unplaced - angles.unplaced + angles.begin;
-    const float* table = angles.table + at / angles.block * size;
-    std::int64_t index = at % angles.block;
-    for (std::int64_t row = unplaced; row < tile.rows; ++row) {
-      cos[row] = table;
-      step[row] = angles.steps == nullptr ? nullptr : angles.steps + index * size;
-      if (++index == angles.block) {
-        index = 0;
-        table += size;
-      }
-    }
-  }
-
-  HWY_INLINE CosSin<1> At(std::int64_t row, std::size_t j) const {
-    const TableAngles base{cos[row] + j, width};
-    if (step[row] == nullptr) return base.At<1>(0);
-    return SteppedAngles{base, {step[row] + j, width}}.At<1>(0);
-  }
-
-  std::size_t width;
-  std::int64_t unplaced;  // rows in front without a position
-  const float* cos[kStageRows];
-  const float* step[kStageRows];
 };
 
 // The angles of a row where they are in registers.
@@ -257,8 +228,7 @@ HWY_INLINE Pack<V> RowOf(const Pack<N>& rows, int row) {
 
 // kRows rows of a tile.
 template <class E, int kRows, typename T>
-HWY_INLINE void RunRows(const StagedRows<T>& staged, const StageTile& tile,
-                        const TileAngles& angles, std::int64_t first) {
+HWY_INLINE void RunRows(const StagedRows<T>& staged, const StageTile& tile, std::int64_t first) {
   constexpr bool kEncodes = !std::is_same_v<E, PlainRows>;
   constexpr bool kPlaced = kEncodes && !IsUnplaced<E>::kValue;
   constexpr Accuracy kAccuracy = AccuracyFor<T>();
@@ -272,8 +242,9 @@ HWY_INLINE void RunRows(const StagedRows<T>& staged, const StageTile& tile,
 
   KnownAngles known[kRows];
   if constexpr (kPlaced) {
-    ForEach<kRows>(
-        [&](auto row) ATTNOPS_INLINE_LAMBDA { known[row()].angles = angles.At(first + row(), j); });
+    ForEach<kRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
+      known[row()].angles = staged.angles.At(row0 + row(), j);
+    });
   }
   const auto load_factor = [&] ATTNOPS_INLINE_LAMBDA {
     return JoinRows<V, kRows>([&](int row) ATTNOPS_INLINE_LAMBDA {
@@ -337,16 +308,16 @@ HWY_INLINE void RunRows(const StagedRows<T>& staged, const StageTile& tile,
 template <class E, typename T>
 HWY_NOINLINE void RunTileOf(const StagedRows<T>& staged, const StageTile& tile) {
   constexpr int kTogether = std::max(1, kRowsTogether / E::kPlainParts);
-  const TileAngles angles(staged.shape, staged.angles, tile);
   std::int64_t row = 0;
   if constexpr (!std::is_same_v<E, PlainRows>) {
-    for (; row < angles.unplaced; ++row) RunRows<Unplaced<E>, 1>(staged, tile, angles, row);
+    const std::int64_t unplaced = std::min(staged.angles.unplaced - tile.first, tile.rows);
+    for (; row < unplaced; ++row) RunRows<Unplaced<E>, 1>(staged, tile, row);
   }
   for (; row + kTogether <= tile.rows; row += kTogether) {
-    RunRows<E, kTogether>(staged, tile, angles, row);
+    RunRows<E, kTogether>(staged, tile, row);
   }
   if constexpr (kTogether > 1) {
-    for (; row < tile.rows; ++row) RunRows<E, 1>(staged, tile, angles, row);
+    for (; row < tile.rows; ++row) RunRows<E, 1>(staged, tile, row);
   }
 }
 
@@ -377,13 +348,12 @@ void LoadOperand(const Problem& problem, const Operand& operand, Head head, std:
     StagedRows<T> staged(operand, head, first + row, blocks);
     const Panels at{to.data + row * static_cast<std::int64_t>(ChunkSize()), to.panel};
     if (factor.data != nullptr) staged.factor = factor.From(row);
-    if (stage.encodes) {
-      staged.angles = FillAngles(problem, stage, head, first + row, rows, blocks.table);
-    }
+    FillAngles(problem, stage, head, first + row, rows, blocks.table, staged.angles);
     if (stage.SumsRows()) {
       ActivateFeatures<T>(staged.shape, staged.x, rows, blocks.rows, at);
     }
-    for (std::int64_t chunk = 0; chunk < staged.shape.Chunks(); ++chunk) {
+    const bool done = stage.SumsRows() && !stage.encodes && factor.data == nullptr;
+    for (std::int64_t chunk = 0; chunk < staged.shape.Chunks() && !done; ++chunk) {
       RunTile<T>(staged,
                  {0, rows, chunk, !stage.SumsRows(), staged.shape.RowsOf(at, 0, chunk), {}});
     }
