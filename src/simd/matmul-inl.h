@@ -346,7 +346,7 @@ HWY_NOINLINE void MultiplyToTiles(const Panels& a, const Panels& b, std::int64_t
     const FromPanels panels{b.data + chunk * b.panel, static_cast<std::size_t>(second * b.panel)};
     const auto tile = [&]<int kRows>(std::int64_t first, std::int64_t end) ATTNOPS_INLINE_LAMBDA {
       StoreTile<kLeft, kRows, kChunks>(a, first, panels, depth, finish.ahead, sums);
-      float* half = sums + kRows * ChunkSize();
+      float* half = kChunks == 2 ? sums + kRows * ChunkSize() : nullptr;
       const std::int64_t count = std::min<std::int64_t>(kRows, end - first);
       finish.Tile(first, count, chunk, ChunkRows{{sums, half}});
       if (kChunks == 2 && parts == 1) {

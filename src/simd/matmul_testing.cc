@@ -1,5 +1,6 @@
 #include "src/simd/matmul_testing.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <new>
 
@@ -43,6 +44,34 @@ void MultiplyRowsOf(bool transposed, const Panels& a, const float* b, const Pane
   }
 }
 
+// Keeps the tiles of a product in a matrix.
+struct KeepTiles {
+  const Panels& to;
+  int parts;
+  std::int64_t part_chunks;
+  FetchAhead& ahead;
+
+  void Tile(std::int64_t first, std::int64_t rows, std::int64_t chunk,
+            const ChunkRows& sums) const {
+    const ChunkRows at = RowsOfChunk(to, first, chunk, part_chunks);
+    for (int p = 0; p < parts; ++p) {
+      std::copy_n(sums.part[p], rows * static_cast<std::int64_t>(ChunkSize()), at.part[p]);
+    }
+  }
+};
+
+void MultiplyToTilesOf(bool transposed, const Panels& a, const Panels& b, std::int64_t rows,
+                       std::int64_t depth, std::int64_t columns, int parts, const Panels& c) {
+  FetchAhead nothing;
+  const std::int64_t part_chunks = ChunksOf(columns) / parts;
+  const KeepTiles finish{c, parts, part_chunks, nothing};
+  if (transposed) {
+    MultiplyToTiles<Left::kTransposed>(a, b, rows, depth, parts, part_chunks, finish);
+  } else {
+    MultiplyToTiles<Left::kStraight>(a, b, rows, depth, parts, part_chunks, finish);
+  }
+}
+
 void LoadMatrixOf(const float* from, std::int64_t rows, std::int64_t columns, const Panels& to) {
   LoadMatrix<float>(from, columns, rows, columns, to);
 }
@@ -63,6 +92,7 @@ namespace attnops::simd {
 
 HWY_EXPORT(MultiplyOf);
 HWY_EXPORT(MultiplyRowsOf);
+HWY_EXPORT(MultiplyToTilesOf);
 HWY_EXPORT(LoadMatrixOf);
 HWY_EXPORT(StoreMatrixOf);
 HWY_EXPORT(TransposeOf);
@@ -122,6 +152,12 @@ void PanelProduct::RunFromRows(const float* b, bool add) {
   ATTNOPS_DISPATCH(MultiplyRowsOf)
   (transposed_, memory_->a.panels(), b, memory_->b.panels(), rows_, depth_, columns_,
    memory_->c.panels(), add);
+}
+
+void PanelProduct::RunToTiles(int parts) {
+  ATTNOPS_DISPATCH(MultiplyToTilesOf)
+  (transposed_, memory_->a.panels(), memory_->b.panels(), rows_, depth_, columns_, parts,
+   memory_->c.panels());
 }
 
 void PanelProduct::Read(float* c) const {

@@ -23,6 +23,9 @@ class PanelProduct {
   void Run(bool add);
   // The same with the rows of b, which the product converts itself.
   void RunFromRows(const float* b, bool add);
+  // The product in tiles of a chunk of each of `parts` parts of the columns, which are whole chunks
+  // in two.
+  void RunToTiles(int parts);
   // The result, (rows, columns).
   void Read(float* c) const;
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import attnops
-from attnops.bench import measure, published
+from attnops.bench import environment, measure, published
 from attnops.bench.operators.flao_fal import GROUPS, OPERATOR
-from attnops.bench.tables import Case
+from attnops.bench.runner import columns_of
+from attnops.bench.tables import Case, all_tables
 
 ACTS = {"silu": GROUPS[""], "softmax": list(GROUPS.values())[1]}
 
@@ -84,3 +85,35 @@ def test_inputs_are_the_same_every_time():
     first, second = (OPERATOR.inputs(make_case("bwd")) for _ in range(2))
     assert all(map(torch.equal, first.args, second.args))
     assert torch.equal(first.d_out, second.d_out)
+
+
+@pytest.mark.parametrize(
+    ("line", "dtypes"),
+    [
+        ("flags\t\t: fma avx2 avx512f", ()),
+        ("flags\t\t: fma avx512f avx512_bf16 sha_ni", ("bf16",)),
+        ("flags\t\t: amx_bf16 avx512_fp16", ("bf16", "f16")),
+        ("Features\t: fp asimd bf16", ("bf16",)),
+    ],
+)
+def test_products_of_narrow_instructions_do_not_count(line, dtypes, monkeypatch, tmp_path):
+    """They are shown beside the peers; in memory, and without products, they are peers."""
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nmodel name\t: a CPU\n{line}\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(environment, "CPU_INFO", info)
+    assert environment.cpu_model() == "a CPU"
+    for table in all_tables(dtypes=("bf16", "f16", "f32")):
+        roles = {c.name: c.role for c in columns_of(table, None)}
+        encodes = table.operator in ("lrpe_rotate", "md_lrpe_cosine")
+        counts = table.kind == "memory" or encodes or table.dtype not in dtypes
+        in_type = [n for n in roles if n.rsplit("_", 1)[-1] in ("to", "toc", "ton", "tonc")]
+        assert in_type
+        assert {roles[name] for name in in_type} == {"peer" if counts else "extra"}
+        assert {roles[f"{name}_up"] for name in in_type} == {"peer"}
+        assert roles["attnops"] == "attnops"
+
+
+def test_without_a_list_of_flags_all_peers_count(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "missing")
+    assert environment.cpu_model()
+    assert not environment.multiplies("bf16")

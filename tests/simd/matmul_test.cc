@@ -20,7 +20,7 @@ std::vector<float> Floats(std::int64_t n, std::uint32_t seed) {
 }
 
 // Runs the product twice, the second time added to the first, then from rows of b that it converts
-// itself: the same bits.
+// itself, and in tiles, of two parts where there is an even number of chunks: the same bits.
 void Check(std::int64_t rows, std::int64_t depth, std::int64_t columns, bool transposed) {
   SCOPED_TRACE(::testing::Message()
                << rows << "x" << depth << "x" << columns << " transposed " << transposed);
@@ -50,6 +50,15 @@ void Check(std::int64_t rows, std::int64_t depth, std::int64_t columns, bool tra
   product.RunFromRows(b.data(), true);
   product.Read(from_rows.data());
   ASSERT_EQ(from_rows, c);
+  const std::int64_t chunks = (columns + simd::ChunkElements() - 1) / simd::ChunkElements();
+  for (int parts = 1; parts <= (chunks % 2 == 0 ? 2 : 1); ++parts) {
+    std::vector<float> tiles(c.size(), NAN);
+    product.Fill(a.data(), b.data());
+    product.RunToTiles(parts);
+    product.Read(tiles.data());
+    for (float& value : tiles) value *= 2;
+    ASSERT_EQ(tiles, c) << parts << " parts";
+  }
 }
 
 TEST(MatMul, EveryEdge) {

@@ -11,15 +11,34 @@ from typing import Any
 
 import attnops
 
+CPU_INFO = Path("/proc/cpuinfo")
+# What Linux calls instructions that multiply matrices, or pairs of elements, of a 16-bit type.
+PRODUCT_FLAGS = {
+    "bf16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "f16": {"avx512_fp16", "amx_fp16"},
+}
 
-def cpu_model() -> str:
+
+def _cpu_info(*names: str) -> str | None:
+    """The first line of one of these names."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        for line in CPU_INFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip().lower() in names:
+                return value.strip()
     except OSError:
         pass  # not Linux
-    return platform.processor() or platform.machine()
+    return None
+
+
+def cpu_model() -> str:
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def multiplies(dtype: str) -> bool:
+    """Whether the CPU has instructions for products in the type, faster than those of float32."""
+    flags = (_cpu_info("flags", "features") or "").split()
+    return not PRODUCT_FLAGS.get(dtype, set()).isdisjoint(flags)
 
 
 def version(package: str) -> str:

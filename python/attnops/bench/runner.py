@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from attnops.bench import environment
 from attnops.bench.processes import OUT_OF_MEMORY, STOPPED, Turns, Workers
 from attnops.bench.results import Results
 from attnops.bench.tables import Case, Column, Table, operators
@@ -35,9 +36,11 @@ class Settings:
 
 
 def columns_of(table: Table, peers: tuple[str, ...] | None) -> list[Column]:
+    """The columns wanted, with the roles they have on this CPU."""
     columns = operators()[table.operator].columns
+    beyond = table.kind == "speed" and environment.multiplies(table.dtype)
     return [
-        c
+        replace(c, role="extra") if beyond and c.in_type and c.role == "peer" else c
         for c in columns
         if table.kind in c.kinds and (c.role == "attnops" or peers is None or c.name in peers)
     ]
