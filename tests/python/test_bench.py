@@ -57,6 +57,7 @@ def speed_job(columns, direction="fwd", n=16, act="none", cell_seconds=20.0):
         "options": {"batch": 2, "act": act, "dim": None},
         "threads": torch.get_num_threads(),
         "rounds": 1,
+        "all_rounds": False,
         "cell_seconds": cell_seconds,
         "rows": [{"n": n, "columns": list(columns)}],
     }
@@ -280,6 +281,17 @@ def test_a_column_follows_another_one_in_each_round(monkeypatch):
     assert {"to", "to_up"} <= before
 
 
+@pytest.mark.parametrize(("all_rounds", "wanted"), [(False, 3), (True, 5)])
+def test_rounds_that_were_asked_for(monkeypatch, all_rounds, wanted):
+    """A run of many tables spends little time on long calls, one with --rounds what is asked."""
+    monkeypatch.setattr(measure, "TIMED_SHARE", 0.0)
+    job = {**speed_job(["attnops", "to"]), "rounds": 5, "all_rounds": all_rounds}
+    events: list[dict] = []
+    worker.run(job, events.append)
+    cells = [e["cell"] for e in events if e["event"] == "cell"]
+    assert [cell["rounds"] for cell in cells] == [wanted, wanted]
+
+
 def test_a_wrong_result_has_no_memory_figure(monkeypatch):
     columns = {c.name: c for c in OPERATOR.columns}
     small, case = make_case(n=8), make_case(n=16)
@@ -477,7 +489,12 @@ def test_a_dead_worker_costs_one_cell(tmp_path, signal, at_fault):
         return []
 
     settings = Settings(
-        threads=1, rounds=1, cell_seconds=1.0, plain=no_plain, peers=("to", "to_up")
+        threads=1,
+        rounds=1,
+        all_rounds=True,
+        cell_seconds=1.0,
+        plain=no_plain,
+        peers=("to", "to_up"),
     )
     runner = Runner(settings, results, lambda weight: None)
     runner._workers = DyingWorkers(signal)

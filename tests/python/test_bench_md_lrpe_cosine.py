@@ -104,6 +104,7 @@ def test_inputs_that_do_not_fit_are_not_made(monkeypatch):
         "options": {"batch": 12, "axes": 3, "l": 0},
         "threads": torch.get_num_threads(),
         "rounds": 1,
+        "all_rounds": False,
         "cell_seconds": 20.0,
         "rows": [{"n": 32768, "columns": ["attnops", "to"]}],
     }

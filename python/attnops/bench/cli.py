@@ -84,7 +84,8 @@ def run_parser() -> Parser:
     add("--dtype", type=_list_of(_dtype), default=("bf16",), metavar="T,...", help="bf16,f32,f16")
     add("--batch", type=_positive, default=DEFAULT_BATCH, metavar="B", help="batch (%(default)s)")
     add("--threads", type=_positive, metavar="T", help="threads (all the process may use)")
-    add("--rounds", type=_positive, metavar="R", help="rounds in which the columns take turns")
+    rounds = "rounds in which the columns take turns, as many of them as a cell's seconds allow"
+    add("--rounds", type=_positive, metavar="R", help=rounds)
     add("--peers", type=_list_of(str), metavar="P,...", help="only these peers, e.g. to,toc")
     add("--no-torch", action="store_true", help="attnops alone, without the PyTorch peers")
     add("--no-plain", action="store_true", help="skip the process with malloc left as it is")
@@ -277,6 +278,7 @@ def _run(argv: list[str]) -> int:
     settings = Settings(
         threads=args.threads,
         rounds=args.rounds or (FULL_ROUNDS if args.full else QUICK_ROUNDS),
+        all_rounds=args.rounds is not None,
         cell_seconds=CELL_SECONDS,
         plain=partial(_plain_sizes, args),
         peers=_peers(args, tables),

@@ -24,8 +24,9 @@ Cell = dict[str, Any]
 
 MIN_SAMPLE_SECONDS = 0.02
 MIN_ROUNDS = 3
-# Of a cell's seconds: for the timed rounds and those before, unless the fewest take longer. A full
-# run has some thousand cells, most of them far from their limit.
+# Of a cell's seconds: for the timed rounds, unless all of them are asked for, and those before,
+# unless the fewest take longer. A full run has some thousand cells, most of them far from their
+# limit.
 TIMED_SHARE, WARMUP_SHARE = 0.03, 0.02
 # Of a cell's seconds what a peer has; the rest is for attnops alone, which is to be seen at all
 # sizes. At the largest ones even the best peer may miss it; no ratio is shown then.
@@ -291,7 +292,10 @@ def _speed_row(
     removed = _warm_up(admitted, job, starting, emit_cell)
     for timed in admitted:
         fewest = _fewest_rounds(timed.column, timed.wall, job)
-        timed.plan(job["rounds"], fewest, TIMED_SHARE * job["cell_seconds"])
+        seconds = TIMED_SHARE * job["cell_seconds"]
+        if job["all_rounds"]:
+            seconds = _budget(timed.column, job)
+        timed.plan(job["rounds"], fewest, seconds)
     gc.collect()
     gc.disable()
     try:

@@ -28,6 +28,8 @@ MOST_AT_ONCE = 4
 class Settings:
     threads: int
     rounds: int
+    # Whether there are to be that many, if a cell's seconds allow.
+    all_rounds: bool
     cell_seconds: float
     # Those of a table's sizes that are also timed in a plain process.
     plain: Callable[[Table, list[int]], list[int]]
@@ -149,6 +151,7 @@ class Runner:
             "options": table.options,
             "threads": self._settings.threads,
             "rounds": self._settings.rounds,
+            "all_rounds": self._settings.all_rounds,
             "cell_seconds": self._settings.cell_seconds,
             "rows": rows,
         }
