@@ -28,9 +28,9 @@ MIN_ROUNDS = 3
 # unless the fewest take longer. A full run has some thousand cells, most of them far from their
 # limit.
 TIMED_SHARE, WARMUP_SHARE = 0.03, 0.02
-# Of a cell's seconds what a peer has; the rest is for attnops alone, which is to be seen at all
-# sizes. At the largest ones even the best peer may miss it; no ratio is shown then.
-PEER_SHARE = 0.6
+# Of a cell's seconds what a peer has, and what attnops, which is to be seen at all sizes. At the
+# largest ones even the best peer may miss it; no ratio is shown then.
+PEER_SHARE, OWN_SHARE = 0.6, 1.5
 # In kept mode glibc settles after a few rounds: aligned requests do not fit the chunks they freed,
 # so early rounds still touch new memory. A call of a settled round has fewer faults than this.
 SETTLED_FAULTS = 256
@@ -176,7 +176,7 @@ def limits() -> dict[str, float]:
 
 def _budget(column: Column, job: dict[str, Any]) -> float:
     """The seconds that a cell of the column may take."""
-    return job["cell_seconds"] * (1.0 if column.role == "attnops" else PEER_SHARE)
+    return job["cell_seconds"] * (OWN_SHARE if column.role == "attnops" else PEER_SHARE)
 
 
 def _fewest_rounds(column: Column, seconds: float, job: dict[str, Any]) -> int:

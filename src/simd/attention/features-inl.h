@@ -1,4 +1,4 @@
-// Softmax over the features of a block's rows, and the way back of its gradient.
+// The shape of a stage's rows; softmax over their features, and the way back of its gradient.
 
 #if defined(ATTNOPS_SRC_SIMD_ATTENTION_FEATURES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_SIMD_ATTENTION_FEATURES_INL_H_
