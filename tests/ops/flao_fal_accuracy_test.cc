@@ -65,7 +65,8 @@ struct Sizes {
 TEST(FlaoFalAccuracy, AwkwardSizes) {
   static constexpr Sizes kSizes[] = {{1, 1, 2, 1},      {0, 5, 6, 5},       {5, 0, 6, 5},
                                      {1, 33, 8, 129},   {129, 128, 34, 33}, {127, 257, 8, 9},
-                                     {17, 130, 66, 96}, {9, 6, 300, 200},   {40, 31, 64, 31}};
+                                     {17, 130, 66, 96}, {9, 6, 300, 200},   {40, 31, 64, 31},
+                                     {20, 40, 0, 0},    {20, 40, 0, 5},     {20, 40, 6, 0}};
   const Activation over_sequence = Activation::Softmax(2);
   const Activation over_features = Activation::Softmax(-1);
   int turn = 0;

@@ -393,7 +393,8 @@ class Run {
     return columns_[operand.index].At(slot);
   }
 
-  // Shifts and sums of a range. The third row serves the sums of later parts of it.
+  // Shifts and sums of a range; those of its later parts are in the worker's rows until they are
+  // merged.
   void SumColumns(const Operand& operand, Head head, Range range, int worker, float* to) const {
     const EncodingKernels& kernels = encodings_[operand.index];
     const Stage& stage = operand.stage;

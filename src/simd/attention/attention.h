@@ -87,7 +87,8 @@ struct Blocks {
   // kBlock rows: of the inner features, of E, and for a gradient that a softmax needs whole rows or
   // columns of.
   Panels d, e, gradient;
-  // For stages: the angles of a block's tokens, and the rows of a softmax over the features.
+  // For stages: the angles of a block's tokens, and the rows of a softmax over the features or the
+  // sums of one over the sequence.
   float* table = nullptr;
   float* rows = nullptr;
   // Softmax over the sequence, by the operand's index: rows of shifts, scales and means, and

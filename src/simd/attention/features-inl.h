@@ -68,16 +68,13 @@ HWY_INLINE void StoreGradientPiece(const Pack<2 * K>& pack, T* to, std::size_t n
   }
 }
 
-// body<K>(p, row, j, n) for all pieces of all parts of `count` rows.
+// body<K>(p, j, n) for all pieces of all parts of a row.
 template <class Body>
-HWY_INLINE void ForEachPieceOfRows(const StageShape& shape, std::int64_t count, const Body& body) {
+HWY_INLINE void ForEachPieceOfParts(const StageShape& shape, const Body& body) {
   for (int p = 0; p < shape.parts; ++p) {
-    for (std::int64_t row = 0; row < count; ++row) {
-      ForEachPiece<CosineRows>(shape, shape.part,
-                               [&]<int K>(std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-                                 body.template operator()<K>(p, row, j, n);
-                               });
-    }
+    ForEachPiece<CosineRows>(shape, shape.part,
+                             [&]<int K>(std::size_t j, std::size_t n)
+                                 ATTNOPS_INLINE_LAMBDA { body.template operator()<K>(p, j, n); });
   }
 }
 
@@ -107,9 +104,8 @@ HWY_NOINLINE void ActivateRows(const StageShape& shape, const Rows<const T>& x, 
     SoftmaxOfRows<E, kRows>(shape, x, first, scratch, scales);
     for (int r = 0; r < kRows; ++r) {
       const float* e = scratch + static_cast<std::size_t>(r) * shape.ColumnsSize();
-      ForEachPieceOfRows(
-          shape, 1,
-          [&]<int K>(int p, std::int64_t, std::size_t j, std::size_t) ATTNOPS_INLINE_LAMBDA {
+      ForEachPieceOfParts(
+          shape, [&]<int K>(int p, std::size_t j, std::size_t) ATTNOPS_INLINE_LAMBDA {
             const auto v = LoadTable<1, K>(shape, e + p * shape.width, j);
             StorePanels<K>(Mul(v, Fill<2 * K>(scales[r])), shape.PartOf(to, p), first + r, j);
           });
@@ -139,27 +135,23 @@ HWY_NOINLINE void DeriveRows(const StageShape& shape, const Rows<const T>& x, st
     for (int r = 0; r < kRows; ++r) {
       const float* e = scratch + static_cast<std::size_t>(r) * shape.ColumnsSize();
       VF dot = hn::Zero(d);
-      ForEachPieceOfRows(
-          shape, 1,
-          [&]<int K>(int p, std::int64_t, std::size_t j, std::size_t) ATTNOPS_INLINE_LAMBDA {
-            // The padding of the exponentials is 0, so that of dy does not count.
-            const auto v = LoadTable<1, K>(shape, e + p * shape.width, j);
-            dot = hn::Add(dot,
-                          SumOfVectors(Mul(v, LoadPanels<K>(shape.PartOf(dy, p), first + r, j))));
-          });
+      ForEachPieceOfParts(shape, [&]<int K>(int p, std::size_t j,
+                                            std::size_t) ATTNOPS_INLINE_LAMBDA {
+        // The padding of the exponentials is 0, so that of dy does not count.
+        const auto v = LoadTable<1, K>(shape, e + p * shape.width, j);
+        dot = hn::Add(dot, SumOfVectors(Mul(v, LoadPanels<K>(shape.PartOf(dy, p), first + r, j))));
+      });
       means[r] = hn::Mul(hn::SumOfLanes(d, dot), scales[r]);
     }
     for (int r = 0; r < kRows; ++r) {
       const float* e = scratch + static_cast<std::size_t>(r) * shape.ColumnsSize();
-      ForEachPieceOfRows(
-          shape, 1,
-          [&]<int K>(int p, std::int64_t, std::size_t j, std::size_t n) ATTNOPS_INLINE_LAMBDA {
-            const auto y =
-                Mul(LoadTable<1, K>(shape, e + p * shape.width, j), Fill<2 * K>(scales[r]));
-            const auto gradient = LoadPanels<K>(shape.PartOf(dy, p), first + r, j);
-            StoreGradientPiece<K>(Mul(y, Sub(gradient, Fill<2 * K>(means[r]))),
-                                  dx[first + r] + p * shape.part + j, n);
-          });
+      ForEachPieceOfParts(shape, [&]<int K>(int p, std::size_t j,
+                                            std::size_t n) ATTNOPS_INLINE_LAMBDA {
+        const auto y = Mul(LoadTable<1, K>(shape, e + p * shape.width, j), Fill<2 * K>(scales[r]));
+        const auto gradient = LoadPanels<K>(shape.PartOf(dy, p), first + r, j);
+        StoreGradientPiece<K>(Mul(y, Sub(gradient, Fill<2 * K>(means[r]))),
+                              dx[first + r] + p * shape.part + j, n);
+      });
     }
   });
 }

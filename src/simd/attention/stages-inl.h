@@ -174,7 +174,6 @@ constexpr int kRowsTogether = 2;
 // Rows that a stage takes at a time where no product says how many: with their angles they stay
 // in L1.
 constexpr std::int64_t kStageRows = 16;
-static_assert(kStageRows >= kTileRows);
 
 // An operand's rows of a block, and what becomes of them.
 template <typename T>
@@ -240,7 +239,7 @@ HWY_INLINE void RunRows(const StagedRows<T>& staged, const StageTile& tile, std:
   const std::size_t n = std::min(ChunkSize(), shape.part - j);
   const std::int64_t row0 = tile.first + first;  // of the block
 
-  KnownAngles known[kRows];
+  KnownAngles known[kRows] = {};
   if constexpr (kPlaced) {
     ForEach<kRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
       known[row()].angles = staged.angles.At(row0 + row(), j);
@@ -339,6 +338,7 @@ void LoadOperand(const Problem& problem, const Operand& operand, Head head, std:
                  std::int64_t count, const Blocks& blocks, const Panels& to,
                  const Rows<const T>& factor = {}) {
   const Stage& stage = operand.stage;
+  if (stage.part == 0) return;
   if (stage.IsDirect()) {
     const Rows<const T> x = RowsOf<T>(operand.x, head, first);
     return LoadRows(x.data, x.stride, count, stage.part, to);

@@ -138,14 +138,6 @@ struct SteppedAngles {
     return {NegMulAdd(a.sin, b.sin, Mul(a.cos, b.cos)), MulAdd(a.sin, b.cos, Mul(a.cos, b.sin))};
   }
 };
-// Those of a token without a position, which nothing reads.
-struct NoAngles {
-  template <int K>
-  HWY_INLINE CosSin<K> At(std::size_t) const {
-    return {};
-  }
-};
-
 // One row of each tensor.
 template <typename T>
 struct Row {
