@@ -152,7 +152,7 @@ def keep(runs: list[Results], directory: Path) -> None:
     for i, run in enumerate(runs):
         document = {"schema": SCHEMA, "environment": run.environment, "tables": run.tables}
         text = json.dumps(document, separators=(",", ":")).replace('"columns":', '\n"columns":')
-        (directory / f"{i + 1}.json").write_text(text + "\n")
+        (directory / f"{i + 1:02}.json").write_text(text + "\n")
 
 
 def main(directories: list[str], root: Path = ROOT) -> None:
