@@ -107,8 +107,8 @@ def uncounted(data: Data) -> str:
     if not names:
         return ""
     return (
-        f"{', '.join(names)}: products in {data['dtype']}, for which this CPU has instructions that "
-        "exceed the float32 peak; they do not count as peers"
+        f"{', '.join(names)}: products in {data['dtype']}, for which this CPU has instructions "
+        "that exceed the float32 peak; they do not count as peers"
     )
 
 
