@@ -60,8 +60,7 @@ struct Arrays {
 };
 
 // Arrays of floats, wished for one by one and then taken from one scratch memory. Those of a worker
-// follow one another: L2, which they nearly fill, then has the same number of its lines in each
-// set.
+// follow one another: alternating with those of another worker, they made both of them slower.
 class Wishes {
  public:
   // `count` arrays of `size` floats, or one for each worker.
