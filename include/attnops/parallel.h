@@ -17,7 +17,8 @@ int GetNumThreads();
 using ParallelForBody = std::function<void(std::int64_t begin, std::int64_t end)>;
 using ParallelFor = std::function<void(std::int64_t n, const ParallelForBody& body)>;
 
-// Replaces the parallel-for, for programs that have a thread pool of their own.
+// Replaces the parallel-for, for programs that have a thread pool of their own. A thread that waits
+// for a body may meanwhile run another call of an operator.
 // `num_threads` says how many bodies may run at the same time; when it is empty,
 // GetNumThreads() does. An empty `parallel_for` restores the default.
 // Not to be called while an operator runs.

@@ -1,6 +1,7 @@
 #include "src/core/scratch.h"
 
 #include <new>
+#include <utility>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -14,43 +15,54 @@ namespace {
 constexpr std::size_t kHugeMinimum = std::size_t{256} << 10;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
+std::size_t AlignmentOf(std::size_t bytes) {
+  return bytes >= kHugeMinimum ? kHugePage : Scratch::kAlignment;
+}
+
 struct Buffer {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
-  std::size_t alignment = 0;
 
   void Allocate(std::size_t size) {
-    const bool huge = size >= kHugeMinimum;
-    alignment = huge ? kHugePage : Scratch::kAlignment;
+    const std::size_t alignment = AlignmentOf(size);
     size = (size + alignment - 1) / alignment * alignment;
     data = static_cast<std::byte*>(::operator new (size, std::align_val_t{alignment}));
     bytes = size;
 #ifdef __linux__
-    if (huge) madvise(data, size, MADV_HUGEPAGE);
+    if (alignment == kHugePage) madvise(data, size, MADV_HUGEPAGE);
 #endif
   }
   void Free() {
-    if (data != nullptr) ::operator delete (data, std::align_val_t{alignment});
+    if (data != nullptr) ::operator delete (data, std::align_val_t{AlignmentOf(bytes)});
     data = nullptr;
     bytes = 0;
   }
   ~Buffer() { Free(); }
 };
 
-thread_local Buffer buffer;
+// The buffer of the thread's last call; empty while a call uses it.
+thread_local Buffer kept;
 
 }  // namespace
 
 Scratch::Scratch(std::size_t bytes) {
-  if (bytes > buffer.bytes) {
-    buffer.Free();
-    buffer.Allocate(bytes);
+  if (bytes > kept.bytes) {
+    kept.Free();
+    kept.Allocate(bytes);
   }
-  next_ = buffer.data;
+  data_ = std::exchange(kept.data, nullptr);
+  bytes_ = std::exchange(kept.bytes, 0);
+  next_ = data_;
 }
 
 Scratch::~Scratch() {
-  if (buffer.bytes > kKeptBytes) buffer.Free();
+  Buffer mine;
+  mine.data = data_;
+  mine.bytes = bytes_;
+  if (bytes_ <= kKeptBytes && bytes_ > kept.bytes) {
+    std::swap(mine.data, kept.data);
+    std::swap(mine.bytes, kept.bytes);
+  }
 }
 
 }  // namespace attnops

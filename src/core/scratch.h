@@ -7,10 +7,10 @@
 
 namespace attnops {
 
-// Aligned memory from a buffer that belongs to the calling thread. The buffer is
-// kept between calls up to kKeptBytes, so a call of usual size allocates nothing.
-// One Scratch at a time lives on a thread; its memory may be used by the workers
-// of a parallel region that the thread starts.
+// Aligned memory that belongs to one call. A thread keeps the memory of its last call, up to
+// kKeptBytes, so a call of usual size allocates nothing. A call that starts on a thread while
+// another one waits there (a thread pool that steals work) finds nothing kept and has memory of its
+// own. The workers of a parallel region that the call starts may use it.
 class Scratch {
  public:
   static constexpr std::size_t kAlignment = 128;  // two cache lines: they are fetched in pairs
@@ -37,6 +37,8 @@ class Scratch {
   }
 
  private:
+  std::byte* data_;
+  std::size_t bytes_;
   std::byte* next_;
 };
 

@@ -44,6 +44,19 @@ TEST(Scratch, ThreadsHaveTheirOwn) {
   EXPECT_NE(mine, other);
 }
 
+// As in a thread pool whose waiting threads run other calls.
+TEST(Scratch, NestedOnesHaveTheirOwn) {
+  constexpr std::int64_t kSize = 1000;
+  Scratch outer(Scratch::Size<char>(kSize));
+  char* mine = outer.Take<char>(kSize);
+  std::memset(mine, 1, kSize);
+  for (const std::int64_t size : {kSize, 2 * kSize, std::int64_t{1} << 20}) {
+    Scratch inner(Scratch::Size<char>(size));
+    std::memset(inner.Take<char>(size), 2, static_cast<std::size_t>(size));
+  }
+  for (std::int64_t i = 0; i < kSize; ++i) ASSERT_EQ(mine[i], 1) << i;
+}
+
 TEST(Scratch, LargeOnesWork) {
   const auto bytes = static_cast<std::int64_t>(2 * Scratch::kKeptBytes);
   Scratch scratch(Scratch::Size<char>(bytes));
