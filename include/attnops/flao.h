@@ -22,7 +22,7 @@ struct FlaoKept {
 
 //   KV = Kᵀ·V    QKV = Q·KV    out = G ⊙ QKV
 // q (B,H,N,D), k (B,H,M,D), v (B,H,M,E), g and out (B,H,N,E), all of one type. KV and all sums
-// are float32. Outputs must not share memory with inputs or each other.
+// are float32. Outputs share no memory with inputs or each other.
 void Flao(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
           const ConstTensorView& g, const TensorView& out, const FlaoOptions& options = {});
 

@@ -37,7 +37,7 @@ struct FlaoFalOptions {
 //   Q̄ = lrpe(q_act(Q))    K̄ = lrpe(k_act(K))    V̄ = v_act(V)    Ḡ = g_act(G)
 //   KV = K̄ᵀ·V̄            out = Ḡ ⊙ (Q̄·KV)
 // q (B,H,N,D), k (B,H,M,D), v (B,H,M,E), g and out (B,H,N,E), all of one type. What is kept is as
-// for Flao, but kv (B,H,2D,E) with kCosine. Outputs must not share memory with inputs or each
+// for Flao, but kv (B,H,2D,E) with kCosine. Outputs share no memory with inputs or each
 // other.
 void FlaoFal(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
              const ConstTensorView& g, const TensorView& out, const FlaoFalOptions& options,

@@ -19,12 +19,12 @@ struct LrpeRotateOptions {
 //   out[j+D/2] = y[j]·sin a + y[j+D/2]·cos a
 // x (B,N,H,D) or (B,N,D), D even; theta (H,E), (1,E) or (H,1), E ≤ D/2, of x's
 // type or float32. E = 1 serves all pairs; for 1 < E < D/2 the pairs j ≥ E are
-// not rotated. out has x's shape and type and may be x itself.
+// not rotated. out has x's shape and type; it is x itself or apart from the inputs in memory.
 void LrpeRotate(const ConstTensorView& x, const ConstTensorView& theta, const TensorView& out,
                 const LrpeRotateOptions& options = {});
 
 // dx from the gradient of out: d_out rotated by −a, then the backward of act.
-// dx may be d_out or x itself.
+// dx is d_out or x itself, or apart from the inputs in memory.
 void LrpeRotateBackward(const ConstTensorView& x, const ConstTensorView& theta,
                         const ConstTensorView& d_out, const TensorView& dx,
                         const LrpeRotateOptions& options = {});

@@ -21,12 +21,12 @@ struct MdLrpeCosineOptions {
 // uses axis j = ⌊c/E⌋+1 and the angle a = s_j·theta[h, c mod E]. With y = act(x):
 //   out = [ y·cos a , y·sin a ], for the first l tokens [ y , 0 ]
 // x (B,H,L,D), L = l + n_1·…·n_k; theta (H,E) or (1,E), E·k ≥ D, of x's type or float32;
-// out (B,H,L,2D) of x's type, apart from x in memory.
+// out (B,H,L,2D) of x's type, apart from the inputs in memory.
 void MdLrpeCosine(const ConstTensorView& x, const ConstTensorView& theta, const TensorView& out,
                   const MdLrpeCosineOptions& options);
 
 // dx (B,H,L,D) from the gradient of out: with dy = d_out[:D]·cos a + d_out[D:]·sin a, the
-// backward of act. dx may be x itself, but not share memory with d_out.
+// backward of act. dx is x itself or apart from it in memory, and apart from d_out.
 void MdLrpeCosineBackward(const ConstTensorView& x, const ConstTensorView& theta,
                           const ConstTensorView& d_out, const TensorView& dx,
                           const MdLrpeCosineOptions& options);

@@ -24,7 +24,7 @@ struct TpaDecodeOptions {
 //   s[h,m] = scale · scale_k · ak[m,h] · (q[h] · bk[m])
 //   out[h] = scale_v · Σ_m softmax_m(s[h])[m] · av[m,h] · bv[m]
 // aq (B,1,H,R), bq (B,1,R,D), ak and av (B,M,H), bk (B,M,D), bv (B,M,E), out (B,1,H,E), all of one
-// type; out must not share memory with the inputs. With M = 0 out is 0. A cache may be a slice of
+// type; out shares no memory with the inputs. With M = 0 out is 0. A cache may be a slice of
 // a larger one: the strides of all axes but the last are free.
 void TpaDecode(const ConstTensorView& aq, const ConstTensorView& ak, const ConstTensorView& av,
                const ConstTensorView& bq, const ConstTensorView& bk, const ConstTensorView& bv,

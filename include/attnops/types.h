@@ -34,7 +34,10 @@ struct DTypeOf<BFloat16> {
 constexpr int SizeOf(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 constexpr const char* Name(DType dtype) {
-  return dtype == DType::kFloat32 ? "float32" : dtype == DType::kFloat16 ? "float16" : "bfloat16";
+  return dtype == DType::kFloat32    ? "float32"
+         : dtype == DType::kFloat16  ? "float16"
+         : dtype == DType::kBFloat16 ? "bfloat16"
+                                     : "no known type";
 }
 
 // What is applied to a tensor before the operator. Softmax acts along `dim`, a

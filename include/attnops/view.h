@@ -88,6 +88,7 @@ class BasicView {
   std::int64_t shape(int i) const { return shape_[i]; }
   std::int64_t stride(int i) const { return strides_[i]; }
 
+  // The number of elements, modulo 2^64; operators refuse a view of more than memory can hold.
   std::int64_t size() const {
     std::uint64_t n = 1;
     for (int i = 0; i < rank(); ++i) n *= static_cast<std::uint64_t>(shape_[i]);

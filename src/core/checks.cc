@@ -2,9 +2,49 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <vector>
 
+#include "src/core/overlap.h"
+
 namespace attnops {
+namespace {
+
+bool AreSame(const Dims& a, const Dims& b) {
+  bool same = a.rank() == b.rank();
+  for (int i = 0; same && i < a.rank(); ++i) same = a[i] == b[i];
+  return same;
+}
+
+bool IsKnown(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+// Whether the bytes of all elements, and those from the first to the last one in memory, can be
+// counted.
+bool IsAddressable(const ConstTensorView& view) {
+  using Wide = __int128;
+  constexpr Wide kMost = std::numeric_limits<std::int64_t>::max();
+  const Wide element = SizeOf(view.dtype());
+  Wide elements = 1;
+  Wide span = 1;
+  for (int i = 0; i < view.rank(); ++i) {
+    const Wide stride = view.stride(i);
+    elements *= view.shape(i);
+    span += (stride < 0 ? -stride : stride) * (view.shape(i) - 1);
+    if (elements * element > kMost || span * element > kMost) return false;
+  }
+  return true;
+}
+
+bool IsEmpty(const ConstTensorView& view) {
+  for (int i = 0; i < view.rank(); ++i) {
+    if (view.shape(i) == 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 std::string ToString(const Dims& dims) {
   std::ostringstream text;
@@ -15,12 +55,20 @@ std::string ToString(const Dims& dims) {
 }
 
 void CheckView(const char* op, const char* name, const ConstTensorView& view) {
+  if (!IsKnown(view.dtype())) {
+    Fail(op, name, " has no known type (", static_cast<int>(view.dtype()),
+         "); it must be float32, float16 or bfloat16");
+  }
   for (int i = 0; i < view.rank(); ++i) {
     if (view.shape(i) < 0) {
       Fail(op, name, " has a negative size; its shape is ", ToString(view.shape()));
     }
   }
-  if (view.size() == 0) return;
+  if (IsEmpty(view)) return;
+  if (!IsAddressable(view)) {
+    Fail(op, name, " has more elements than memory can hold; its shape is ", ToString(view.shape()),
+         ", its strides are ", ToString(view.strides()));
+  }
   if (view.data() == nullptr) {
     Fail(op, name, " has no data; its shape is ", ToString(view.shape()));
   }
@@ -33,7 +81,7 @@ void CheckView(const char* op, const char* name, const ConstTensorView& view) {
 
 void CheckOutput(const char* op, const char* name, const TensorView& view) {
   CheckView(op, name, view);
-  if (view.size() == 0) return;
+  if (IsEmpty(view)) return;
   // Sorted by stride, each axis must step over all that the smaller ones span.
   struct Axis {
     std::int64_t stride;
@@ -55,6 +103,21 @@ void CheckOutput(const char* op, const char* name, const TensorView& view) {
   }
 }
 
+void CheckApart(const char* op, const char* name, const TensorView& view, const char* other_name,
+                const ConstTensorView& other) {
+  if (ShareMemory(view, other)) Fail(op, name, " must not share memory with ", other_name);
+}
+
+void CheckApartOrSame(const char* op, const char* name, const TensorView& view,
+                      const char* other_name, const ConstTensorView& other) {
+  const bool same = view.data() == other.data() && view.dtype() == other.dtype() &&
+                    AreSame(view.shape(), other.shape()) &&
+                    AreSame(view.strides(), other.strides());
+  if (!same && ShareMemory(view, other)) {
+    Fail(op, name, " must be ", other_name, " itself or not share memory with it");
+  }
+}
+
 void CheckRank(const char* op, const char* name, const ConstTensorView& view, int rank,
                const char* axes) {
   if (view.rank() != rank) {
@@ -69,16 +132,6 @@ void CheckAxis(const char* op, const char* name, const ConstTensorView& view, in
     Fail(op, name, " has ", view.shape(axis), " ", what, "; ", other_name, " has ", expected);
   }
 }
-
-namespace {
-
-bool AreSame(const Dims& a, const Dims& b) {
-  bool same = a.rank() == b.rank();
-  for (int i = 0; same && i < a.rank(); ++i) same = a[i] == b[i];
-  return same;
-}
-
-}  // namespace
 
 void CheckShape(const char* op, const char* name, const ConstTensorView& view,
                 const Dims& expected) {
@@ -127,8 +180,12 @@ void CheckOffset(const char* op, std::int64_t offset) {
   }
 }
 
-SoftmaxAxis CheckActivation(const char* op, const char* dim_name, const Activation& act, int rank,
-                            int sequence_axis) {
+SoftmaxAxis CheckActivation(const char* op, const char* act_name, const char* dim_name,
+                            const Activation& act, int rank, int sequence_axis) {
+  const int kind = static_cast<int>(act.kind);
+  if (kind < 0 || kind > static_cast<int>(Activation::Kind::kSoftmax)) {
+    Fail(op, act_name, " is no known activation (", kind, ")");
+  }
   if (act.kind != Activation::Kind::kSoftmax) return SoftmaxAxis::kNone;
   const int dim = act.dim < 0 ? act.dim + rank : act.dim;
   if (dim == rank - 1) return SoftmaxAxis::kFeatures;

@@ -24,12 +24,19 @@ template <typename... Parts>
 // "(2, 3, 4)"
 std::string ToString(const Dims& dims);
 
-// An input or output of an operator: a data pointer unless it is empty, no
-// negative size, and a contiguous last axis if there are elements.
+// An input or output of an operator: a known type, no negative size, no more elements than memory
+// can hold, a data pointer unless it is empty, and a contiguous last axis if there are elements.
 void CheckView(const char* op, const char* name, const ConstTensorView& view);
 
 // What an output must be beyond that: no two of its elements share memory.
 void CheckOutput(const char* op, const char* name, const TensorView& view);
+
+// An output shares no memory with another tensor of the call.
+void CheckApart(const char* op, const char* name, const TensorView& view, const char* other_name,
+                const ConstTensorView& other);
+// The same, but it may be that tensor: the same address, shape and strides.
+void CheckApartOrSame(const char* op, const char* name, const TensorView& view,
+                      const char* other_name, const ConstTensorView& other);
 
 // A view, as above, with this many axes; `axes` names them: "(B,H,N,D)".
 void CheckRank(const char* op, const char* name, const ConstTensorView& view, int rank,
@@ -58,10 +65,11 @@ void CheckOffset(const char* op, std::int64_t offset);
 // The axis of a softmax.
 enum class SoftmaxAxis { kNone, kFeatures, kSequence };
 
-// Which axis a softmax runs along: an error unless its dim (an argument called
-// `dim_name`) is the last axis or `sequence_axis` of a tensor of `rank` axes.
-SoftmaxAxis CheckActivation(const char* op, const char* dim_name, const Activation& act, int rank,
-                            int sequence_axis);
+// Which axis a softmax runs along: an error unless `act` (an argument called `act_name`) is one of
+// its kinds, and its dim (called `dim_name`) is the last axis or `sequence_axis` of a tensor of
+// `rank` axes.
+SoftmaxAxis CheckActivation(const char* op, const char* act_name, const char* dim_name,
+                            const Activation& act, int rank, int sequence_axis);
 
 }  // namespace attnops
 

@@ -28,6 +28,9 @@ void CheckNoLrpe(const FlaoFalOptions& options) {
 
 void CheckLrpe(const Inputs& inputs, const FlaoFalOptions& options) {
   if (options.lrpe == Lrpe::kNone) return CheckNoLrpe(options);
+  if (options.lrpe != Lrpe::kCosine && options.lrpe != Lrpe::kRotate) {
+    Fail(kOp, "lrpe is no known encoding (", static_cast<int>(options.lrpe), ")");
+  }
   const ConstTensorView& q = inputs.q;
   const bool rotate = options.lrpe == Lrpe::kRotate;
   if (!options.theta) Fail(kOp, "theta is missing; the encoding (lrpe) needs it");
@@ -59,10 +62,10 @@ struct Axes {
 
 // All arguments that flao does not have, after CheckInputs.
 Axes CheckOptions(const Inputs& inputs, const FlaoFalOptions& options) {
-  const Axes axes{CheckActivation(kOp, "q_dim", options.q_act, 4, 2),
-                  CheckActivation(kOp, "k_dim", options.k_act, 4, 2),
-                  CheckActivation(kOp, "v_dim", options.v_act, 4, 2),
-                  CheckActivation(kOp, "g_dim", options.g_act, 4, 2)};
+  const Axes axes{CheckActivation(kOp, "q_act", "q_dim", options.q_act, 4, 2),
+                  CheckActivation(kOp, "k_act", "k_dim", options.k_act, 4, 2),
+                  CheckActivation(kOp, "v_act", "v_dim", options.v_act, 4, 2),
+                  CheckActivation(kOp, "g_act", "g_dim", options.g_act, 4, 2)};
   CheckLrpe(inputs, options);
   return axes;
 }
@@ -114,7 +117,7 @@ void SetStages(const FlaoFalOptions& options, const Axes& axes, Call& call) {
 void FlaoFal(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
              const ConstTensorView& g, const TensorView& out, const FlaoFalOptions& options,
              const FlaoOptions& keep) {
-  const Inputs inputs{q, k, v, g};
+  const Inputs inputs{q, k, v, g, options.theta ? &*options.theta : nullptr};
   attention::CheckInputs(kOp, inputs);
   const Axes axes = CheckOptions(inputs, options);
   Call call = attention::ForwardCall(kOp, inputs, out, keep, InnerOf(q, options));
@@ -126,7 +129,7 @@ void FlaoFalBackward(const ConstTensorView& q, const ConstTensorView& k, const C
                      const ConstTensorView& g, const ConstTensorView& d_out, const TensorView& dq,
                      const TensorView& dk, const TensorView& dv, const TensorView& dg,
                      const FlaoFalOptions& options, const FlaoKept& kept) {
-  const Inputs inputs{q, k, v, g};
+  const Inputs inputs{q, k, v, g, options.theta ? &*options.theta : nullptr};
   attention::CheckInputs(kOp, inputs);
   const Axes axes = CheckOptions(inputs, options);
   Call call =

@@ -65,10 +65,12 @@ SoftmaxAxis CheckBoth(const ConstTensorView& x, const ConstTensorView& theta,
                       const char* output_name, const TensorView& output,
                       const LrpeRotateOptions& options) {
   Check(x, theta, options);
-  const SoftmaxAxis axis = CheckActivation(kOp, "dim", options.act, x.rank(), 1);
+  const SoftmaxAxis axis = CheckActivation(kOp, "act", "dim", options.act, x.rank(), 1);
   CheckSameShape(kOp, output_name, output, "x", x);
   CheckSameType(kOp, output_name, output, "x", x);
   CheckOutput(kOp, output_name, output);
+  CheckApartOrSame(kOp, output_name, output, "x", x);
+  CheckApart(kOp, output_name, output, "theta", theta);
   return axis;
 }
 
@@ -87,6 +89,7 @@ void LrpeRotateBackward(const ConstTensorView& x, const ConstTensorView& theta,
   CheckSameShape(kOp, "d_out", d_out, "x", x);
   CheckSameType(kOp, "d_out", d_out, "x", x);
   CheckView(kOp, "d_out", d_out);
+  CheckApartOrSame(kOp, "dx", dx, "d_out", d_out);
   Run(Pass::kBackward, x, theta, &d_out, dx, options, axis);
 }
 

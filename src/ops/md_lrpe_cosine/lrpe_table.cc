@@ -26,6 +26,7 @@ void Check(const ConstTensorView& theta, const Dims& shape, std::int64_t d, cons
     Fail(kOp, "table must be float32; it is ", Name(table.dtype()));
   }
   CheckOutput(kOp, "table", table);
+  CheckApart(kOp, "table", table, "theta", theta);
 }
 
 }  // namespace

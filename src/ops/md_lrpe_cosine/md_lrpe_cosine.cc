@@ -18,7 +18,7 @@ SoftmaxAxis CheckInput(const ConstTensorView& x, const MdLrpeCosineOptions& opti
   CheckView(kOp, "x", x);
   CheckGrid(kOp, options.shape);
   CheckGridTokens(kOp, "x", x.shape(2), options.shape, options.l);
-  return CheckActivation(kOp, "dim", options.act, 4, 2);
+  return CheckActivation(kOp, "act", "dim", options.act, 4, 2);
 }
 
 void CheckTable(const ConstTensorView& x, const ConstTensorView& table,
@@ -62,6 +62,8 @@ struct Source {
   const ConstTensorView* theta;
   const ConstTensorView* table;
 
+  const char* Name() const { return table != nullptr ? "table" : "theta"; }
+  const ConstTensorView& View() const { return table != nullptr ? *table : *theta; }
   std::int64_t PerAxis() const { return table != nullptr ? table->shape(2) : theta->shape(1); }
 };
 
@@ -74,8 +76,7 @@ SoftmaxAxis CheckCall(const ConstTensorView& x, const Source& source,
   } else {
     CheckTheta(kOp, *source.theta, "x", x.dtype(), x.shape(1));
   }
-  CheckAngles(kOp, source.table != nullptr ? "table" : "theta", source.PerAxis(), options.shape,
-              "x", x.shape(3), "features");
+  CheckAngles(kOp, source.Name(), source.PerAxis(), options.shape, "x", x.shape(3), "features");
   CheckGridOffset(kOp, options.shape, options.offset);
   return axis;
 }
@@ -111,6 +112,8 @@ void Forward(const ConstTensorView& x, const Source& source, const TensorView& o
   const SoftmaxAxis axis = CheckCall(x, source, options);
   CheckEncoded("out", out, x);
   CheckOutput(kOp, "out", out);
+  CheckApart(kOp, "out", out, "x", x);
+  CheckApart(kOp, "out", out, source.Name(), source.View());
   RunEncoding(CallOf(Pass::kForward, x, source, out, options, axis));
 }
 
@@ -121,6 +124,9 @@ void Backward(const ConstTensorView& x, const Source& source, const ConstTensorV
   CheckSameShape(kOp, "dx", dx, "x", x);
   CheckSameType(kOp, "dx", dx, "x", x);
   CheckOutput(kOp, "dx", dx);
+  CheckApartOrSame(kOp, "dx", dx, "x", x);
+  CheckApart(kOp, "dx", dx, "d_out", d_out);
+  CheckApart(kOp, "dx", dx, source.Name(), source.View());
   EncodingCall call = CallOf(Pass::kBackward, x, source, dx, options, axis);
   call.problem.d_out = RowsOf(d_out);
   RunEncoding(call);

@@ -68,6 +68,13 @@ void CheckInputs(const ConstTensorView& aq, const ConstTensorView& ak, const Con
   for (const auto& [name, view] : others) CheckSameType(kOp, name, view, "aq", aq);
 }
 
+void CheckOptions(const TpaDecodeOptions& options) {
+  const int split = static_cast<int>(options.split);
+  if (split < 0 || split > static_cast<int>(TpaSplit::kBN)) {
+    Fail(kOp, "split is no known way to divide the work (", split, ")");
+  }
+}
+
 void CheckOut(const TensorView& out, const ConstTensorView& aq, const ConstTensorView& bv) {
   CheckShape(kOp, "out", out, {aq.shape(0), 1, aq.shape(2), bv.shape(2)});
   CheckSameType(kOp, "out", out, "aq", aq);
@@ -317,12 +324,14 @@ class Call {
   int workers_ = 1;
 };
 
-tpa_decode::Input QueryOf(const ConstTensorView& view) {
-  return {view.data(), view.stride(0), view.stride(2)};
+// The rows of an empty tensor, which need no data pointer, are all at one address that exists.
+tpa_decode::Input RowsAlong(const ConstTensorView& view, int axis) {
+  static constexpr float kNothing = 0;
+  if (view.size() == 0) return {&kNothing, 0, 0};
+  return {view.data(), view.stride(0), view.stride(axis)};
 }
-tpa_decode::Input CacheOf(const ConstTensorView& view) {
-  return {view.data(), view.stride(0), view.stride(1)};
-}
+tpa_decode::Input QueryOf(const ConstTensorView& view) { return RowsAlong(view, 2); }
+tpa_decode::Input CacheOf(const ConstTensorView& view) { return RowsAlong(view, 1); }
 
 void SetZero(const TensorView& out) {
   const std::int64_t size = SizeOf(out.dtype());
@@ -344,7 +353,14 @@ void TpaDecode(const ConstTensorView& aq, const ConstTensorView& ak, const Const
                const ConstTensorView& bq, const ConstTensorView& bk, const ConstTensorView& bv,
                const TensorView& out, const TpaDecodeOptions& options) {
   CheckInputs(aq, ak, av, bq, bk, bv);
+  CheckOptions(options);
   CheckOut(out, aq, bv);
+  CheckApart(kOp, "out", out, "aq", aq);
+  CheckApart(kOp, "out", out, "ak", ak);
+  CheckApart(kOp, "out", out, "av", av);
+  CheckApart(kOp, "out", out, "bq", bq);
+  CheckApart(kOp, "out", out, "bk", bk);
+  CheckApart(kOp, "out", out, "bv", bv);
   if (out.size() == 0) return;
   if (ak.shape(1) == 0) return SetZero(out);
   const std::int64_t H = aq.shape(2), R = aq.shape(3), D = bq.shape(3);

@@ -1,6 +1,7 @@
 #include "src/simd/attention/arguments.h"
 
 #include <utility>
+#include <vector>
 
 #include "src/core/checks.h"
 
@@ -30,6 +31,34 @@ void CheckLike(const char* op, const char* name, const TensorView& view, const c
   CheckSameShape(op, name, view, other_name, other);
   CheckSameType(op, name, view, other_name, other);
   CheckOutput(op, name, view);
+}
+
+// A tensor and its name in messages.
+template <typename View>
+struct Named {
+  Named(const char* its_name, const View& its_view) : name(its_name), view(&its_view) {}
+
+  const char* name;
+  const View* view;
+};
+
+// No output shares memory with an input, with `others` that are read, or with another output.
+void CheckAllApart(const char* op, const std::vector<Named<TensorView>>& outputs,
+                   const Inputs& inputs, std::vector<Named<ConstTensorView>> others = {}) {
+  others.emplace_back("q", inputs.q);
+  others.emplace_back("k", inputs.k);
+  others.emplace_back("v", inputs.v);
+  others.emplace_back("g", inputs.g);
+  if (inputs.theta != nullptr) others.emplace_back("theta", *inputs.theta);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const TensorView& view = *outputs[i].view;
+    for (const auto& other : others) {
+      CheckApart(op, outputs[i].name, view, other.name, *other.view);
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      CheckApart(op, outputs[i].name, view, outputs[j].name, *outputs[j].view);
+    }
+  }
 }
 
 Input InputOf(const ConstTensorView& view) {
@@ -66,7 +95,7 @@ Call CallOf(const Inputs& inputs) {
 }  // namespace
 
 void CheckInputs(const char* op, const Inputs& inputs) {
-  const auto& [q, k, v, g] = inputs;
+  const ConstTensorView &q = inputs.q, &k = inputs.k, &v = inputs.v, &g = inputs.g;
   CheckRank(op, "q", q, 4, "(B,H,N,D)");
   CheckRank(op, "k", k, 4, "(B,H,M,D)");
   CheckRank(op, "v", v, 4, "(B,H,M,E)");
@@ -86,18 +115,22 @@ void CheckInputs(const char* op, const Inputs& inputs) {
 Call ForwardCall(const char* op, const Inputs& inputs, const TensorView& out,
                  const FlaoOptions& keep, std::int64_t inner) {
   CheckLike(op, "out", out, "g", inputs.g);
+  std::vector<Named<TensorView>> outputs = {{"out", out}};
   Call call = CallOf(inputs);
   call.problem.out = OutputOf(out);
   if (keep.kv) {
     CheckKept(op, "kv", *keep.kv, KvShape(inputs, inner), DType::kFloat32);
     CheckOutput(op, "kv", *keep.kv);
+    outputs.emplace_back("kv", *keep.kv);
     call.problem.kv = OutputOf(*keep.kv);
   }
   if (keep.qkv) {
     CheckKept(op, "qkv", *keep.qkv, inputs.g.shape(), QkvType(inputs));
     CheckOutput(op, "qkv", *keep.qkv);
+    outputs.emplace_back("qkv", *keep.qkv);
     call.problem.qkv = OutputOf(*keep.qkv);
   }
+  CheckAllApart(op, outputs, inputs);
   return call;
 }
 
@@ -110,6 +143,7 @@ Call BackwardCall(const char* op, const Inputs& inputs, const ConstTensorView& d
   CheckLike(op, "dk", gradients.dk, "k", inputs.k);
   CheckLike(op, "dv", gradients.dv, "v", inputs.v);
   CheckLike(op, "dg", gradients.dg, "g", inputs.g);
+  std::vector<Named<ConstTensorView>> others = {{"d_out", d_out}};
   Call call = CallOf(inputs);
   Problem& problem = call.problem;
   problem.d_out = InputOf(d_out);
@@ -119,12 +153,18 @@ Call BackwardCall(const char* op, const Inputs& inputs, const ConstTensorView& d
   problem.g.dx = OutputOf(gradients.dg);
   if (kept.kv) {
     CheckKept(op, "kv", *kept.kv, KvShape(inputs, inner), DType::kFloat32);
+    others.emplace_back("kv", *kept.kv);
     problem.kept_kv = InputOf(*kept.kv);
   }
   if (kept.qkv) {
     CheckKept(op, "qkv", *kept.qkv, inputs.g.shape(), QkvType(inputs));
+    others.emplace_back("qkv", *kept.qkv);
     problem.kept_qkv = InputOf(*kept.qkv);
   }
+  CheckAllApart(
+      op,
+      {{"dq", gradients.dq}, {"dk", gradients.dk}, {"dv", gradients.dv}, {"dg", gradients.dg}},
+      inputs, std::move(others));
   return call;
 }
 

@@ -10,12 +10,13 @@
 
 namespace attnops::attention {
 
-// q, k, v, g of an operator.
+// q, k, v, g of an operator, and theta if it has one.
 struct Inputs {
   const ConstTensorView& q;
   const ConstTensorView& k;
   const ConstTensorView& v;
   const ConstTensorView& g;
+  const ConstTensorView* theta = nullptr;
 };
 struct Gradients {
   const TensorView& dq;
