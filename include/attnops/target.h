@@ -18,7 +18,7 @@ std::vector<std::string> CompiledTargets();
 // The one in use. Throws Error if ATTNOPS_TARGET names no supported target.
 std::string GetTarget();
 
-// Forces a target for all later calls; an empty name goes back to ATTNOPS_TARGET
+// Forces a target for all calls that start later; an empty name goes back to ATTNOPS_TARGET
 // or, without it, the best. Throws Error if the name is unknown or the CPU does
 // not have it.
 void SetTarget(const std::string& name);

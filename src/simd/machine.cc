@@ -131,7 +131,7 @@ double MeasureCopyBandwidth(double seconds) {
   // Slices of a size at which memcpy bypasses the caches, too.
   const std::int64_t slices = std::max(1, std::min(16, workers)) * std::int64_t{2};
   const std::size_t slice = kBytes / sizeof(float) / static_cast<std::size_t>(slices);
-  const auto copy = HWY_DISPATCH_TABLE(CopyStreamed)[BestTargetIndex()];
+  const auto copy = ATTNOPS_DISPATCH(CopyStreamed, BestTarget());
   const double streamed = MedianTime(seconds / 2, [&] {
     RunTasks(slices, workers, [&](std::int64_t i, int) {
       copy(from.data() + static_cast<std::size_t>(i) * slice,
@@ -150,7 +150,7 @@ double MeasureCopyBandwidth(double seconds) {
 double MeasureFmaPeak(double seconds) {
   constexpr std::int64_t kRounds = 1 << 20;
   const int workers = MaxWorkers();
-  const auto run = HWY_DISPATCH_TABLE(MultiplyAdds)[BestTargetIndex()];
+  const auto run = ATTNOPS_DISPATCH(MultiplyAdds, BestTarget());
   std::vector<float> sinks(static_cast<std::size_t>(workers));
   std::vector<double> operations(static_cast<std::size_t>(workers));
   const double time = MedianTime(seconds, [&] {

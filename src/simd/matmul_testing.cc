@@ -137,42 +137,42 @@ PanelProduct::PanelProduct(std::int64_t rows, std::int64_t depth, std::int64_t c
 PanelProduct::~PanelProduct() = default;
 
 void PanelProduct::Fill(const float* a, const float* b) {
-  const auto load = ATTNOPS_DISPATCH(LoadMatrixOf);
+  const auto load = ATTNOPS_DISPATCH(LoadMatrixOf, ChosenTarget());
   load(a, transposed_ ? depth_ : rows_, transposed_ ? rows_ : depth_, memory_->a.panels());
   load(b, depth_, columns_, memory_->b.panels());
 }
 
 void PanelProduct::Run(bool add) {
-  ATTNOPS_DISPATCH(MultiplyOf)
+  ATTNOPS_DISPATCH(MultiplyOf, ChosenTarget())
   (transposed_, memory_->a.panels(), memory_->b.panels(), rows_, depth_, columns_,
    memory_->c.panels(), add);
 }
 
 void PanelProduct::RunFromRows(const float* b, bool add) {
-  ATTNOPS_DISPATCH(MultiplyRowsOf)
+  ATTNOPS_DISPATCH(MultiplyRowsOf, ChosenTarget())
   (transposed_, memory_->a.panels(), b, memory_->b.panels(), rows_, depth_, columns_,
    memory_->c.panels(), add);
 }
 
 void PanelProduct::RunToTiles(int parts) {
-  ATTNOPS_DISPATCH(MultiplyToTilesOf)
+  ATTNOPS_DISPATCH(MultiplyToTilesOf, ChosenTarget())
   (transposed_, memory_->a.panels(), memory_->b.panels(), rows_, depth_, columns_, parts,
    memory_->c.panels());
 }
 
 void PanelProduct::Read(float* c) const {
-  ATTNOPS_DISPATCH(StoreMatrixOf)(memory_->c.panels(), rows_, columns_, c);
+  ATTNOPS_DISPATCH(StoreMatrixOf, ChosenTarget())(memory_->c.panels(), rows_, columns_, c);
 }
 
 void TransposeMatrix(const float* a, float* result, std::int64_t rows, std::int64_t columns) {
   const Matrix from(rows, columns);
   const Matrix to(columns, rows);
-  ATTNOPS_DISPATCH(LoadMatrixOf)(a, rows, columns, from.panels());
-  ATTNOPS_DISPATCH(TransposeOf)(from.panels(), rows, columns, to.panels());
-  ATTNOPS_DISPATCH(StoreMatrixOf)(to.panels(), columns, rows, result);
+  ATTNOPS_DISPATCH(LoadMatrixOf, ChosenTarget())(a, rows, columns, from.panels());
+  ATTNOPS_DISPATCH(TransposeOf, ChosenTarget())(from.panels(), rows, columns, to.panels());
+  ATTNOPS_DISPATCH(StoreMatrixOf, ChosenTarget())(to.panels(), columns, rows, result);
 }
 
-std::int64_t ChunkElements() { return ATTNOPS_DISPATCH(ChunkOf)(); }
+std::int64_t ChunkElements() { return ATTNOPS_DISPATCH(ChunkOf, ChosenTarget())(); }
 
 }  // namespace attnops::simd
 #endif  // HWY_ONCE

@@ -106,27 +106,27 @@ HWY_EXPORT(SigmoidFor16BitOfArray);
 HWY_EXPORT(SinCosOfArray);
 
 void ConvertFromFloat(const float* from, Float16* to, std::size_t n) {
-  ATTNOPS_DISPATCH(Float16FromFloat)(from, to, n);
+  ATTNOPS_DISPATCH(Float16FromFloat, ChosenTarget())(from, to, n);
 }
 void ConvertFromFloat(const float* from, BFloat16* to, std::size_t n) {
-  ATTNOPS_DISPATCH(BFloat16FromFloat)(from, to, n);
+  ATTNOPS_DISPATCH(BFloat16FromFloat, ChosenTarget())(from, to, n);
 }
 void ConvertToFloat(const Float16* from, float* to, std::size_t n) {
-  ATTNOPS_DISPATCH(FloatFromFloat16)(from, to, n);
+  ATTNOPS_DISPATCH(FloatFromFloat16, ChosenTarget())(from, to, n);
 }
 void ConvertToFloat(const BFloat16* from, float* to, std::size_t n) {
-  ATTNOPS_DISPATCH(FloatFromBFloat16)(from, to, n);
+  ATTNOPS_DISPATCH(FloatFromBFloat16, ChosenTarget())(from, to, n);
 }
-void Exp(const float* x, float* y, std::size_t n) { ATTNOPS_DISPATCH(ExpOfArray)(x, y, n); }
-void Sigmoid(const float* x, float* y, std::size_t n) { ATTNOPS_DISPATCH(SigmoidOfArray)(x, y, n); }
+void Exp(const float* x, float* y, std::size_t n) { ATTNOPS_DISPATCH(ExpOfArray, ChosenTarget())(x, y, n); }
+void Sigmoid(const float* x, float* y, std::size_t n) { ATTNOPS_DISPATCH(SigmoidOfArray, ChosenTarget())(x, y, n); }
 void ExpFor16Bit(const float* x, float* y, std::size_t n) {
-  ATTNOPS_DISPATCH(ExpFor16BitOfArray)(x, y, n);
+  ATTNOPS_DISPATCH(ExpFor16BitOfArray, ChosenTarget())(x, y, n);
 }
 void SigmoidFor16Bit(const float* x, float* y, std::size_t n) {
-  ATTNOPS_DISPATCH(SigmoidFor16BitOfArray)(x, y, n);
+  ATTNOPS_DISPATCH(SigmoidFor16BitOfArray, ChosenTarget())(x, y, n);
 }
 void SinCosTurns(const std::uint32_t* phase, float* sin, float* cos, std::size_t n) {
-  ATTNOPS_DISPATCH(SinCosOfArray)(phase, sin, cos, n);
+  ATTNOPS_DISPATCH(SinCosOfArray, ChosenTarget())(phase, sin, cos, n);
 }
 
 }  // namespace attnops::simd

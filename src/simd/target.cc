@@ -58,21 +58,22 @@ std::atomic<Target> chosen{0};  // 0: not chosen yet
 Target Chosen() {
   Target target = chosen.load(std::memory_order_relaxed);
   if (target == 0) {
-    target = DefaultTarget();
-    chosen.store(target, std::memory_order_relaxed);
+    const Target first = DefaultTarget();
+    // Another thread may have chosen meanwhile; then its choice holds.
+    if (chosen.compare_exchange_strong(target, first)) target = first;
   }
   return target;
 }
 
-std::size_t IndexOf(Target target) {
+TargetIndex IndexOf(Target target) {
 #if (HWY_TARGETS & (HWY_TARGETS - 1)) == 0
   (void)target;
-  return 0;  // a single target: HWY_EXPORT's table has one entry
+  return {0};  // a single target: HWY_EXPORT's table has one entry
 #else
   // Entry 0 of the table is Highway's own initialisation, the last the fallback.
-  if (target == HWY_SCALAR || target == HWY_EMU128) return HWY_MAX_DYNAMIC_TARGETS + 1;
-  return hwy::Num0BitsBelowLS1Bit_Nonzero64(
-      static_cast<std::uint64_t>(HWY_CHOSEN_TARGET_SHIFT(target)));
+  if (target == HWY_SCALAR || target == HWY_EMU128) return {HWY_MAX_DYNAMIC_TARGETS + 1};
+  return {hwy::Num0BitsBelowLS1Bit_Nonzero64(
+      static_cast<std::uint64_t>(HWY_CHOSEN_TARGET_SHIFT(target)))};
 #endif
 }
 
@@ -88,8 +89,8 @@ void SetTarget(const std::string& name) {
   chosen = name.empty() ? DefaultTarget() : Find("SetTarget: name", name);
 }
 
-std::size_t TargetIndex() { return IndexOf(Chosen()); }
+TargetIndex ChosenTarget() { return IndexOf(Chosen()); }
 
-std::size_t BestTargetIndex() { return IndexOf(SupportedMask() & -SupportedMask()); }
+TargetIndex BestTarget() { return IndexOf(SupportedMask() & -SupportedMask()); }
 
 }  // namespace attnops

@@ -8,17 +8,21 @@
 
 namespace attnops {
 
-// Index of the chosen target in the tables that HWY_EXPORT makes. The choice is
-// our own and not Highway's, whose chosen target is shared by all that use it in
-// the process.
-std::size_t TargetIndex();
+// Index of a target in the tables that HWY_EXPORT makes.
+struct TargetIndex {
+  std::size_t value;
+};
 
-// The same for the best target that the CPU has.
-std::size_t BestTargetIndex();
+// The chosen target. The choice is our own and not Highway's, whose chosen target is shared by all
+// that use it in the process. SetTarget may change it at any time, so a call asks once.
+TargetIndex ChosenTarget();
+
+// The best target that the CPU has.
+TargetIndex BestTarget();
 
 }  // namespace attnops
 
-// The function that HWY_EXPORT(name) exported, for the chosen target.
-#define ATTNOPS_DISPATCH(name) (*HWY_DISPATCH_TABLE(name)[attnops::TargetIndex()])
+// The function that HWY_EXPORT(name) exported, for a target.
+#define ATTNOPS_DISPATCH(name, target) (*HWY_DISPATCH_TABLE(name)[(target).value])
 
 #endif  // ATTNOPS_SRC_SIMD_TARGET_H_

@@ -37,7 +37,7 @@ void LrpeTable(const ConstTensorView& theta, const Dims& shape, std::int64_t d,
   if (table.size() == 0) return;
   // All angles as those of one axis, which begins anew at each axis of the grid.
   const EncodingKernels kernels =
-      CosineFloat32Kernels(Pass::kForward, Activation::Kind::kNone, SoftmaxAxis::kNone);
+      CosineFloat32Kernels(ChosenTarget(), Pass::kForward, Activation::Kind::kNone, SoftmaxAxis::kNone);
   Angles angles = AnglesOf({&theta, nullptr, {table.shape(1)}, offset, theta.shape(1)},
                            theta.shape(1), kernels.chunk);
   const int workers = MaxWorkers();

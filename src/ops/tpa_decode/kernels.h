@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "src/simd/panels.h"
+#include "src/simd/target.h"
 
 namespace attnops::tpa_decode {
 
@@ -80,10 +81,10 @@ struct Kernels {
                  const Partial& from);
 };
 
-// On the chosen SIMD target.
-Kernels Float32Kernels();
-Kernels Float16Kernels();
-Kernels BFloat16Kernels();
+// On a SIMD target.
+Kernels Float32Kernels(TargetIndex target);
+Kernels Float16Kernels(TargetIndex target);
+Kernels BFloat16Kernels(TargetIndex target);
 
 }  // namespace attnops::tpa_decode
 

@@ -23,7 +23,9 @@ namespace attnops::tpa_decode {
 
 HWY_EXPORT(BFloat16KernelsOfTarget);
 
-Kernels BFloat16Kernels() { return ATTNOPS_DISPATCH(BFloat16KernelsOfTarget)(); }
+Kernels BFloat16Kernels(TargetIndex target) {
+  return ATTNOPS_DISPATCH(BFloat16KernelsOfTarget, target)();
+}
 
 }  // namespace attnops::tpa_decode
 #endif  // HWY_ONCE

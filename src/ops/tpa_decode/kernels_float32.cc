@@ -23,7 +23,9 @@ namespace attnops::tpa_decode {
 
 HWY_EXPORT(Float32KernelsOfTarget);
 
-Kernels Float32Kernels() { return ATTNOPS_DISPATCH(Float32KernelsOfTarget)(); }
+Kernels Float32Kernels(TargetIndex target) {
+  return ATTNOPS_DISPATCH(Float32KernelsOfTarget, target)();
+}
 
 }  // namespace attnops::tpa_decode
 #endif  // HWY_ONCE

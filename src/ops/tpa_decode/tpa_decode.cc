@@ -81,14 +81,14 @@ void CheckOut(const TensorView& out, const ConstTensorView& aq, const ConstTenso
   CheckOutput(kOp, "out", out);
 }
 
-Kernels KernelsFor(DType dtype) {
+Kernels KernelsFor(DType dtype, TargetIndex target) {
   switch (dtype) {
     case DType::kFloat32:
-      return tpa_decode::Float32Kernels();
+      return tpa_decode::Float32Kernels(target);
     case DType::kFloat16:
-      return tpa_decode::Float16Kernels();
+      return tpa_decode::Float16Kernels(target);
     case DType::kBFloat16:
-      return tpa_decode::BFloat16Kernels();
+      return tpa_decode::BFloat16Kernels(target);
   }
   return {};
 }
@@ -100,7 +100,7 @@ class Call {
  public:
   Call(const Problem& problem, DType dtype)
       : problem_(problem),
-        kernels_(KernelsFor(dtype)),
+        kernels_(KernelsFor(dtype, ChosenTarget())),
         piece_(PieceSize(problem.M)),
         pieces_(DivideUp(problem.M, piece_)) {
     const double tokens = static_cast<double>(problem.B) * static_cast<double>(problem.M);

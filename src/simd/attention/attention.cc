@@ -7,30 +7,34 @@
 #include "src/core/numeric.h"
 #include "src/core/parallel.h"
 #include "src/core/scratch.h"
+#include "src/core/scratch_plan.h"
 
 namespace attnops::attention {
 namespace {
 
-// With as many heads as this, or short sequences, a task is a head. Else the sequences are cut into
-// pieces, so that there are about so many tasks: more than any sensible number of threads.
-constexpr std::int64_t kTasks = 64;
-// A piece has at least so many tokens, since its KV has to be written, read and added.
+// A sequence is cut into pieces of at least so many tokens, since the KV of a piece has to be
+// added to that of the others, and into at most so many pieces: more than any sensible number of
+// threads. The length alone decides, so that a sequence has the same bits in every batch.
 constexpr std::int64_t kPieceTokens = 1024;
-// Bound of the KVs of all pieces.
+constexpr std::int64_t kMostPieces = 64;
+// With as many heads as this a task is a head, which goes through its pieces one after the other;
+// with fewer a task is a piece.
+constexpr std::int64_t kTasks = 64;
+// Bound of the KVs of all pieces at work.
 constexpr std::int64_t kPieceBytes = 16 << 20;
 // Calls of fewer multiply-adds are not worth waking a thread for.
 constexpr double kSerialWork = 5e5;
 // Softmax over the sequence: tokens whose sums are added to one another one by one.
 constexpr std::int64_t kColumnPiece = 1024;
 
-Kernels KernelsFor(DType dtype) {
+Kernels KernelsFor(DType dtype, TargetIndex target) {
   switch (dtype) {
     case DType::kFloat32:
-      return Float32Kernels();
+      return Float32Kernels(target);
     case DType::kFloat16:
-      return Float16Kernels();
+      return Float16Kernels(target);
     case DType::kBFloat16:
-      return BFloat16Kernels();
+      return BFloat16Kernels(target);
   }
   return {};
 }
@@ -41,80 +45,34 @@ struct Pieces {
   std::int64_t size;    // tokens of a piece, but the last
   std::int64_t count;
 
-  Pieces(std::int64_t all, std::int64_t most)
-      : tokens(all),
-        size(std::max(RoundUp(DivideUp(all, std::max<std::int64_t>(most, 1)), kBlock), kBlock)),
-        count(std::max<std::int64_t>(DivideUp(all, size), 1)) {}
+  explicit Pieces(std::int64_t all) : tokens(all) {
+    const std::int64_t wanted = std::clamp<std::int64_t>(all / kPieceTokens, 1, kMostPieces);
+    size = std::max(RoundUp(DivideUp(all, wanted), kBlock), kBlock);
+    count = std::max<std::int64_t>(DivideUp(all, size), 1);
+  }
 
   Range At(std::int64_t piece) const {
     return {piece * size, std::min(tokens, (piece + 1) * size)};
   }
 };
 
-// Arrays of one size.
-struct Arrays {
-  float* data = nullptr;
-  std::int64_t stride = 0;
-
-  float* At(std::int64_t i) const { return data + i * stride; }
+// Heads whose pieces are at work at the same time.
+struct Wave {
+  std::int64_t first, count;
 };
 
-// Arrays of floats, wished for one by one and then taken from one scratch memory. Those of a worker
-// follow one another: alternating with those of another worker, they made both of them slower.
-class Wishes {
- public:
-  // `count` arrays of `size` floats, or one for each worker.
-  void Add(Arrays& arrays, std::int64_t size, std::int64_t count) {
-    wishes_[count_++] = {&arrays, Padded(size), count};
-    shared_ += Padded(size) * count;
-  }
-  void AddForWorkers(Arrays& arrays, std::int64_t size) {
-    wishes_[count_++] = {&arrays, Padded(size), kForWorkers};
-    worker_ += Padded(size);
-  }
-  std::size_t Bytes(int workers) const {
-    return static_cast<std::size_t>(shared_ + workers * worker_) * sizeof(float);
-  }
-  void Take(Scratch& scratch, int workers) const {
-    float* of_worker = scratch.Take<float>(workers * worker_);
-    for (int i = 0; i < count_; ++i) {
-      const Wish& wish = wishes_[i];
-      if (wish.count == kForWorkers) {
-        *wish.arrays = {of_worker, worker_};
-        of_worker += wish.size;
-      } else {
-        *wish.arrays = {scratch.Take<float>(wish.size * wish.count), wish.size};
-      }
-    }
-  }
-
- private:
-  static constexpr std::int64_t kForWorkers = -1;
-  struct Wish {
-    Arrays* arrays;
-    std::int64_t size, count;
-  };
-
-  static std::int64_t Padded(std::int64_t size) {
-    return static_cast<std::int64_t>(Scratch::Size<float>(size) / sizeof(float));
-  }
-
-  std::array<Wish, 24> wishes_;
-  int count_ = 0;
-  std::int64_t shared_ = 0, worker_ = 0;  // floats
-};
-
-// One pass: how it is cut into tasks, by its sizes alone, and its memory.
+// One pass: how it is cut into tasks and its memory.
 class Run {
  public:
   explicit Run(const Call& call)
       : problem_(call.problem),
-        kernels_(KernelsFor(call.dtype)),
         heads_(problem_.B * problem_.H),
-        inner_(problem_.inner_parts * Padded(problem_.inner_part)),
-        n_(problem_.N, MostPieces(problem_.N)),
-        m_(problem_.M, MostPieces(problem_.M)),
-        whole_(n_.count == 1 && m_.count == 1) {
+        n_(problem_.N),
+        m_(problem_.M),
+        whole_(heads_ >= kTasks || (n_.count == 1 && m_.count == 1)) {
+    const TargetIndex target = ChosenTarget();
+    kernels_ = KernelsFor(call.dtype, target);
+    inner_ = problem_.inner_parts * Padded(problem_.inner_part);
     const double work = static_cast<double>(heads_) * static_cast<double>(inner_) *
                         static_cast<double>(problem_.E) *
                         static_cast<double>(problem_.N + problem_.M);
@@ -122,7 +80,7 @@ class Run {
     for (Operand* operand : {&problem_.q, &problem_.k, &problem_.v, &problem_.g}) {
       operands_[operand->index] = operand;
       encodings_[operand->index] = EncodingKernelsFor(
-          operand->stage.parts == 2 ? Encoding::kRotate : Encoding::kCosine, call.dtype,
+          target, operand->stage.parts == 2 ? Encoding::kRotate : Encoding::kCosine, call.dtype,
           Pass::kForward, Activation::Kind::kSoftmax, SoftmaxAxis::kSequence);
       Stage& stage = operand->stage;
       if (stage.encodes) stage.angles = AnglesOf(stage.source, stage.part, kernels_.chunk);
@@ -131,118 +89,43 @@ class Run {
   }
 
   void Forward() {
-    const bool keeps = problem_.kv.data != nullptr;
-    Arrays kvs;
-    Wishes wishes;
-    WishBlocks(Pass::kForward, wishes);
-    WishForTasks(wishes, kvs, KvSize(), m_.count);
-    Scratch scratch(wishes.Bytes(workers_) + AnglesBytes());
-    wishes.Take(scratch, workers_);
+    PlanWaves(m_.count);
+    ScratchPlan plan;
+    PlanBlocks(Pass::kForward, plan);
+    PlanMatrices(plan, kvs_, KvSize(), m_.count);
+    if (whole_ && m_.count > 1) plan.AddForWorkers(piece_kv_, KvSize());
+    Scratch scratch(plan.Bytes(workers_) + AnglesBytes());
+    plan.Take(scratch, workers_);
     MakeAngles(scratch);
     if (whole_) {
-      RunTasks(heads_, workers_, [&](std::int64_t task, int worker) {
-        const Head head = HeadOf(task);
-        const Blocks blocks = BlocksOf(worker, task);
-        SumColumnsOfHead(head, worker);
-        const Panels kv = KvAt(kvs, worker);
-        MakeKv(head, blocks, kv);
-        if (keeps) kernels_.store_kv(problem_, head, kv);
-        kernels_.forward(problem_, head, {0, problem_.N}, blocks, kv);
-      });
-      return;
+      RunTasks(heads_, workers_, [&](std::int64_t task, int worker) { ForwardHead(task, worker); });
+    } else {
+      ForEachWave([&](const Wave& wave) { ForwardWave(wave); });
     }
-    SumColumnsOfPieces();
-    SumKv(kvs);
-    RunTasks(heads_, workers_, [&](std::int64_t task, int) {
-      const Panels kv = KvAt(kvs, task * m_.count);
-      kernels_.finish_kv(problem_, kv);
-      if (keeps) kernels_.store_kv(problem_, HeadOf(task), kv);
-    });
-    RunTasks(heads_ * n_.count, workers_, [&](std::int64_t task, int worker) {
-      const std::int64_t head = task / n_.count;
-      kernels_.forward(problem_, HeadOf(head), n_.At(task % n_.count), PieceBlocks(worker, head),
-                       KvAt(kvs, head * m_.count));
-    });
   }
 
   void Backward() {
-    const bool kept = problem_.kept_kv.data != nullptr;
-    // Of each head at work: KV, dKV, and KVᵀ, which dKVᵀ takes the place of.
-    const std::int64_t kv_count = kept ? 1 : m_.count;
-    Arrays kvs, dkvs, transposed;
-    Wishes wishes;
-    WishBlocks(Pass::kBackward, wishes);
-    WishForTasks(wishes, dkvs, KvSize(), n_.count);
-    WishForTasks(wishes, transposed, TransposedSize(), 1);
-    WishForTasks(wishes, kvs, KvSize(), kv_count);
-    Scratch scratch(wishes.Bytes(workers_) + AnglesBytes());
-    wishes.Take(scratch, workers_);
+    const std::int64_t kv_count = KeptKv() ? 1 : m_.count;
+    PlanWaves(kv_count + n_.count + 1);
+    ScratchPlan plan;
+    PlanBlocks(Pass::kBackward, plan);
+    PlanMatrices(plan, dkvs_, KvSize(), n_.count);
+    PlanMatrices(plan, transposed_, TransposedSize(), 1);
+    PlanMatrices(plan, kvs_, KvSize(), kv_count);
+    if (whole_ && (n_.count > 1 || kv_count > 1)) plan.AddForWorkers(piece_kv_, KvSize());
+    Scratch scratch(plan.Bytes(workers_) + AnglesBytes());
+    plan.Take(scratch, workers_);
     MakeAngles(scratch);
     if (whole_) {
-      RunTasks(heads_, workers_, [&](std::int64_t task, int worker) {
-        const Head head = HeadOf(task);
-        const Blocks blocks = BlocksOf(worker, task);
-        const Panels kv = KvAt(kvs, worker);
-        const Panels dkv = KvAt(dkvs, worker);
-        const Panels t = TransposedAt(transposed, worker);
-        const Range n{0, problem_.N}, m{0, problem_.M};
-        SumColumnsOfHead(head, worker);
-        if (kept) {
-          kernels_.load_kv(problem_, head, kv);
-        } else {
-          MakeKv(head, blocks, kv);
-        }
-        kernels_.transpose(problem_, kv, t);
-        if (StartMeans(blocks, problem_.q, problem_.g)) {
-          kernels_.backward_query(problem_, Goal::kMeans, head, n, blocks, kv, t, dkv);
-        }
-        kernels_.backward_query(problem_, Goal::kGradients, head, n, blocks, kv, t, dkv);
-        kernels_.finish_kv(problem_, dkv);
-        kernels_.transpose(problem_, dkv, t);
-        if (StartMeans(blocks, problem_.k, problem_.v)) {
-          kernels_.backward_key(problem_, Goal::kMeans, head, m, blocks, dkv, t);
-        }
-        kernels_.backward_key(problem_, Goal::kGradients, head, m, blocks, dkv, t);
-      });
-      return;
+      RunTasks(heads_, workers_,
+               [&](std::int64_t task, int worker) { BackwardHead(task, worker); });
+    } else {
+      ForEachWave([&](const Wave& wave) { BackwardWave(wave, kv_count); });
     }
-    SumColumnsOfPieces();
-    if (!kept) SumKv(kvs);
-    RunTasks(heads_, workers_, [&](std::int64_t task, int) {
-      const Panels kv = KvAt(kvs, task * kv_count);
-      if (kept) {
-        kernels_.load_kv(problem_, HeadOf(task), kv);
-      } else {
-        kernels_.finish_kv(problem_, kv);
-      }
-      kernels_.transpose(problem_, kv, TransposedAt(transposed, task));
-    });
-    RunGoals(n_, problem_.q, problem_.g,
-             [&](Goal goal, std::int64_t task, std::int64_t head, const Blocks& blocks) {
-               kernels_.backward_query(problem_, goal, HeadOf(head), n_.At(task % n_.count), blocks,
-                                       KvAt(kvs, head * kv_count), TransposedAt(transposed, head),
-                                       KvAt(dkvs, task));
-             });
-    Merge(dkvs, n_.count);
-    RunTasks(heads_, workers_, [&](std::int64_t task, int) {
-      const Panels dkv = KvAt(dkvs, task * n_.count);
-      kernels_.finish_kv(problem_, dkv);
-      kernels_.transpose(problem_, dkv, TransposedAt(transposed, task));
-    });
-    RunGoals(m_, problem_.k, problem_.v,
-             [&](Goal goal, std::int64_t task, std::int64_t head, const Blocks& blocks) {
-               kernels_.backward_key(problem_, goal, HeadOf(head), m_.At(task % m_.count), blocks,
-                                     KvAt(dkvs, head * n_.count), TransposedAt(transposed, head));
-             });
   }
 
  private:
-  std::int64_t MostPieces(std::int64_t tokens) const {
-    const std::int64_t fit =
-        kPieceBytes / std::max<std::int64_t>(
-                          static_cast<std::int64_t>(Scratch::Size<float>(heads_ * KvSize())), 1);
-    return heads_ >= kTasks ? 1 : std::min({DivideUp(kTasks, heads_), tokens / kPieceTokens, fit});
-  }
+  bool KeptKv() const { return problem_.kept_kv.data != nullptr; }
 
   std::int64_t Padded(std::int64_t n) const { return RoundUp(n, kernels_.chunk); }
   std::int64_t KvSize() const { return Panels::Size(inner_, problem_.E, kernels_.chunk); }
@@ -260,19 +143,33 @@ class Run {
     return operand.stage.parts * Padded(operand.stage.part);
   }
 
-  // An array for each task: where that is a head, each worker has one, else each piece of a head.
-  void WishForTasks(Wishes& wishes, Arrays& arrays, std::int64_t size, std::int64_t pieces) const {
+  // As many heads at a time as their `matrices` of KV's size have room.
+  void PlanWaves(std::int64_t matrices) {
+    const auto bytes = static_cast<std::int64_t>(Scratch::Size<float>(KvSize())) * matrices;
+    wave_heads_ =
+        std::clamp<std::int64_t>(kPieceBytes / std::max<std::int64_t>(bytes, 1), 1, heads_);
+  }
+  template <class F>
+  void ForEachWave(const F& f) const {
+    for (std::int64_t first = 0; first < heads_; first += wave_heads_) {
+      f(Wave{first, std::min(wave_heads_, heads_ - first)});
+    }
+  }
+
+  // A matrix for each head at work or, where tasks are pieces, one for each of its `pieces`.
+  void PlanMatrices(ScratchPlan& plan, Arrays& arrays, std::int64_t size,
+                    std::int64_t pieces) const {
     if (whole_) {
-      wishes.AddForWorkers(arrays, size);
+      plan.AddForWorkers(arrays, size);
     } else {
-      wishes.Add(arrays, size, heads_ * pieces);
+      plan.Add(arrays, size, wave_heads_ * pieces);
     }
   }
 
   // The memory of the workers' blocks and of columns.
-  void WishBlocks(Pass pass, Wishes& wishes) {
-    wishes.AddForWorkers(d_blocks_, BlockSize(inner_));
-    wishes.AddForWorkers(e_blocks_, BlockSize(problem_.E));
+  void PlanBlocks(Pass pass, ScratchPlan& plan) {
+    plan.AddForWorkers(d_blocks_, BlockSize(inner_));
+    plan.AddForWorkers(e_blocks_, BlockSize(problem_.E));
     std::int64_t row = 0;
     std::int64_t table = 0;
     bool softmax = false;
@@ -287,17 +184,15 @@ class Run {
         table = rows * angles.RowSize();
       }
     }
-    wishes.AddForWorkers(tables_, table);
-    wishes.AddForWorkers(gradients_, pass == Pass::kBackward && softmax ? BlockSize(row) : 0);
-    wishes.AddForWorkers(rows_, softmax ? kMaxRowSet * 2 * row : 0);
+    plan.AddForWorkers(tables_, table);
+    plan.AddForWorkers(gradients_, pass == Pass::kBackward && softmax ? BlockSize(row) : 0);
+    plan.AddForWorkers(rows_, softmax ? kMaxRowSet * 2 * row : 0);
     for (const Operand* operand : operands_) {
       if (!operand->stage.SumsColumns()) continue;
       const std::int64_t size = ColumnsSize(*operand);
       const std::int64_t pieces = PiecesOf(*operand).count;
-      WishForTasks(wishes, columns_[operand->index], 3 * size, pieces);
-      if (pass == Pass::kBackward && !whole_) {
-        wishes.Add(means_[operand->index], size, heads_ * pieces);
-      }
+      PlanMatrices(plan, columns_[operand->index], 3 * size, pieces);
+      if (pass == Pass::kBackward) PlanMatrices(plan, means_[operand->index], size, pieces);
     }
   }
 
@@ -316,6 +211,18 @@ class Run {
     other->steps = longer->steps;
   }
 
+  Head HeadOf(std::int64_t i) const { return {i / problem_.H, i % problem_.H}; }
+  Panels KvAt(const Arrays& kvs, std::int64_t i) const {
+    return {kvs.At(i), Panels::PanelSize(inner_, kernels_.chunk)};
+  }
+  Panels TransposedAt(std::int64_t i) const {
+    return {transposed_.At(i), Panels::PanelSize(Padded(problem_.E), kernels_.chunk)};
+  }
+  std::int64_t KvPanels() const { return DivideUp(problem_.E, kernels_.chunk); }
+  void AddKvPanel(const Panels& from, const Panels& to, std::int64_t panel) const {
+    kernels_.add_panel(problem_, from.data + panel * from.panel, to.data + panel * to.panel);
+  }
+
   Blocks BlocksOf(int worker) const {
     const std::int64_t panel = Panels::PanelSize(kBlock, kernels_.chunk);
     Blocks blocks;
@@ -326,74 +233,95 @@ class Run {
     blocks.rows = rows_.At(worker);
     return blocks;
   }
-  // For a task that is a head: the other workers take the heads in between.
-  Blocks BlocksOf(int worker, std::int64_t task) const {
-    Blocks blocks = BlocksOf(worker);
-    if (task + workers_ < heads_) blocks.next = HeadOf(task + workers_);
-    for (const Operand* operand : operands_) {
-      if (!operand->stage.SumsColumns()) continue;
-      float* columns = ColumnsAt(*operand, worker);
-      blocks.columns[operand->index] = columns;
-      blocks.means[operand->index] = columns + 2 * ColumnsSize(*operand);
-    }
-    return blocks;
-  }
-  // For one that is a piece of a head.
-  Blocks PieceBlocks(int worker, std::int64_t head) const {
-    Blocks blocks = BlocksOf(worker);
-    for (const Operand* operand : operands_) {
-      if (!operand->stage.SumsColumns()) continue;
-      blocks.columns[operand->index] = ColumnsAt(*operand, head * PiecesOf(*operand).count);
-    }
-    return blocks;
-  }
-  Panels KvAt(const Arrays& kvs, std::int64_t i) const {
-    return {kvs.At(i), Panels::PanelSize(inner_, kernels_.chunk)};
-  }
-  Panels TransposedAt(const Arrays& transposed, std::int64_t i) const {
-    return {transposed.At(i), Panels::PanelSize(Padded(problem_.E), kernels_.chunk)};
-  }
-  Head HeadOf(std::int64_t i) const { return {i / problem_.H, i % problem_.H}; }
-
-  void MakeKv(Head head, const Blocks& blocks, const Panels& kv) const {
-    kernels_.add_kv(problem_, head, {0, problem_.M}, blocks, kv, false);
-    kernels_.finish_kv(problem_, kv);
-  }
-
-  // The sum of each head, in place of its first piece's.
-  void SumKv(const Arrays& kvs) const {
-    RunTasks(heads_ * m_.count, workers_, [&](std::int64_t task, int worker) {
-      const std::int64_t head = task / m_.count;
-      kernels_.add_kv(problem_, HeadOf(head), m_.At(task % m_.count), PieceBlocks(worker, head),
-                      KvAt(kvs, task), false);
-    });
-    Merge(kvs, m_.count);
-  }
-
-  // Adds the `count` pieces of each head in their order.
-  void Merge(const Arrays& kvs, std::int64_t count) const {
-    if (count == 1) return;
-    const std::int64_t panels = DivideUp(problem_.E, kernels_.chunk);
-    RunTasks(heads_ * panels, workers_, [&](std::int64_t task, int) {
-      const std::int64_t first = task / panels * count;
-      const auto at = [&](std::int64_t piece) {
-        const Panels kv = KvAt(kvs, first + piece);
-        return kv.data + task % panels * kv.panel;
-      };
-      for (std::int64_t piece = 1; piece < count; ++piece) {
-        kernels_.add_panel(problem_, at(piece), at(0));
-      }
-    });
-  }
-
-  // Softmax over the sequence. A slot of columns, of a head or a piece of it, has rows of shifts,
-  // of sums that become scales, and of means.
+  // A slot of columns, of a worker or of a piece of a head, has rows of shifts, of sums that become
+  // scales, and of means.
   float* ColumnsAt(const Operand& operand, std::int64_t slot) const {
     return columns_[operand.index].At(slot);
   }
+  float* MeansAt(const Operand& operand, std::int64_t slot) const {
+    return means_[operand.index].At(slot);
+  }
+  template <class SlotOf>
+  void SetColumns(Blocks& blocks, const SlotOf& slot_of) const {
+    for (const Operand* operand : operands_) {
+      if (!operand->stage.SumsColumns()) continue;
+      blocks.columns[operand->index] = ColumnsAt(*operand, slot_of(*operand));
+    }
+  }
 
-  // Shifts and sums of a range; those of its later parts are in the worker's rows until they are
-  // merged.
+  // Tasks that are heads.
+
+  Blocks HeadBlocks(int worker, std::int64_t task) const {
+    Blocks blocks = BlocksOf(worker);
+    blocks.goes_on = true;
+    // The other workers take the heads in between.
+    if (task + workers_ < heads_) blocks.next = HeadOf(task + workers_);
+    SetColumns(blocks, [&](const Operand&) { return worker; });
+    return blocks;
+  }
+
+  void ForwardHead(std::int64_t task, int worker) const {
+    const Head head = HeadOf(task);
+    const Blocks blocks = HeadBlocks(worker, task);
+    SumColumnsOfHead(head, worker);
+    const Panels kv = KvAt(kvs_, worker);
+    MakeKv(head, worker, blocks, kv);
+    if (problem_.kv.data != nullptr) kernels_.store_kv(problem_, head, kv);
+    kernels_.forward(problem_, head, {0, problem_.N}, blocks, kv);
+  }
+
+  void BackwardHead(std::int64_t task, int worker) const {
+    const Head head = HeadOf(task);
+    const Blocks blocks = HeadBlocks(worker, task);
+    const Panels kv = KvAt(kvs_, worker);
+    const Panels dkv = KvAt(dkvs_, worker);
+    const Panels transposed = TransposedAt(worker);  // KVᵀ, then dKVᵀ
+    SumColumnsOfHead(head, worker);
+    if (KeptKv()) {
+      kernels_.load_kv(problem_, head, kv);
+    } else {
+      MakeKv(head, worker, blocks, kv);
+    }
+    kernels_.transpose(problem_, kv, transposed);
+    const auto query = [&](Goal goal, Range range, const Blocks& own, const Panels& to) {
+      kernels_.backward_query(problem_, goal, head, range, own, kv, transposed, to);
+    };
+    SumMeansOfHead(n_, problem_.q, problem_.g, worker, blocks,
+                   [&](Range range, const Blocks& own) { query(Goal::kMeans, range, own, dkv); });
+    SumOfPieces(n_, worker, dkv, [&](Range range, const Panels& to) {
+      query(Goal::kGradients, range, blocks, to);
+    });
+    kernels_.finish_kv(problem_, dkv);
+    kernels_.transpose(problem_, dkv, transposed);
+    const auto key = [&](Goal goal, Range range, const Blocks& own) {
+      kernels_.backward_key(problem_, goal, head, range, own, dkv, transposed);
+    };
+    SumMeansOfHead(m_, problem_.k, problem_.v, worker, blocks,
+                   [&](Range range, const Blocks& own) { key(Goal::kMeans, range, own); });
+    key(Goal::kGradients, {0, problem_.M}, blocks);
+  }
+
+  void MakeKv(Head head, int worker, const Blocks& blocks, const Panels& kv) const {
+    SumOfPieces(m_, worker, kv, [&](Range range, const Panels& to) {
+      kernels_.make_kv(problem_, head, range, blocks, to);
+    });
+    kernels_.finish_kv(problem_, kv);
+  }
+
+  // The sum of what run(range, matrix) makes of each piece, added in their order.
+  template <class F>
+  void SumOfPieces(const Pieces& pieces, int worker, const Panels& sum, const F& run) const {
+    run(pieces.At(0), sum);
+    if (pieces.count == 1) return;
+    const Panels next = KvAt(piece_kv_, worker);
+    for (std::int64_t piece = 1; piece < pieces.count; ++piece) {
+      run(pieces.At(piece), next);
+      for (std::int64_t panel = 0; panel < KvPanels(); ++panel) AddKvPanel(next, sum, panel);
+    }
+  }
+
+  // Softmax over the sequence: shifts and sums of a range. Those of its later parts are in the
+  // worker's rows until they are merged.
   void SumColumns(const Operand& operand, Head head, Range range, int worker, float* to) const {
     const EncodingKernels& kernels = encodings_[operand.index];
     const Stage& stage = operand.stage;
@@ -422,21 +350,149 @@ class Run {
   void SumColumnsOfHead(Head head, int worker) const {
     for (const Operand* operand : operands_) {
       if (!operand->stage.SumsColumns()) continue;
+      const EncodingKernels& kernels = encodings_[operand->index];
+      const Pieces& pieces = PiecesOf(*operand);
+      const std::int64_t size = ColumnsSize(*operand);
       float* columns = ColumnsAt(*operand, worker);
-      SumColumns(*operand, head, {0, PiecesOf(*operand).tokens}, worker, columns);
-      encodings_[operand->index].finish_columns(columns, ColumnsSize(*operand));
+      float* next = rows_.At(worker) + 2 * size;
+      SumColumns(*operand, head, pieces.At(0), worker, columns);
+      for (std::int64_t piece = 1; piece < pieces.count; ++piece) {
+        SumColumns(*operand, head, pieces.At(piece), worker, next);
+        kernels.merge_columns(columns, next, size);
+      }
+      kernels.finish_columns(columns, size);
     }
   }
-  void SumColumnsOfPieces() const {
+
+  // The means of two operands, if they have any: run(range, blocks) adds those of a piece.
+  template <class F>
+  void SumMeansOfHead(const Pieces& pieces, const Operand& a, const Operand& b, int worker,
+                      const Blocks& blocks, const F& run) const {
+    if (!a.stage.SumsColumns() && !b.stage.SumsColumns()) return;
+    Blocks own = blocks;
+    for (std::int64_t piece = 0; piece < pieces.count; ++piece) {
+      SetMeans(own, a, b, [&](const Operand&) { return worker; });
+      run(pieces.At(piece), own);
+      for (const Operand* operand : {&a, &b}) {
+        if (!operand->stage.SumsColumns()) continue;
+        AddMeans(*operand, MeansAt(*operand, worker), ColumnsAt(*operand, worker), piece == 0);
+      }
+    }
+  }
+  // Where the means of two operands are added up, set to 0.
+  template <class SlotOf>
+  void SetMeans(Blocks& blocks, const Operand& a, const Operand& b, const SlotOf& slot_of) const {
+    for (const Operand* operand : {&a, &b}) {
+      if (!operand->stage.SumsColumns()) continue;
+      float* means = MeansAt(*operand, slot_of(*operand));
+      std::fill_n(means, ColumnsSize(*operand), 0.0f);
+      blocks.means[operand->index] = means;
+    }
+  }
+  // Adds the means of a piece to those of its head, or sets them for the first.
+  void AddMeans(const Operand& operand, const float* from, float* columns, bool first) const {
+    const std::int64_t size = ColumnsSize(operand);
+    float* to = columns + 2 * size;
+    if (first) {
+      std::copy_n(from, size, to);
+    } else {
+      for (std::int64_t j = 0; j < size; ++j) to[j] += from[j];
+    }
+  }
+
+  // Tasks that are pieces of a wave's heads.
+
+  Blocks PieceBlocks(int worker, std::int64_t head) const {
+    Blocks blocks = BlocksOf(worker);
+    SetColumns(blocks, [&](const Operand& operand) { return head * PiecesOf(operand).count; });
+    return blocks;
+  }
+  // run(task, head, blocks) for all pieces; `head` is counted in the wave.
+  template <class F>
+  void ForEachPiece(const Wave& wave, const Pieces& pieces, const F& run) const {
+    RunTasks(wave.count * pieces.count, workers_, [&](std::int64_t task, int worker) {
+      const std::int64_t head = task / pieces.count;
+      run(task, head, PieceBlocks(worker, head));
+    });
+  }
+
+  void ForwardWave(const Wave& wave) const {
+    SumColumnsOfWave(wave);
+    SumKvOfWave(wave);
+    RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
+      const Panels kv = KvAt(kvs_, task * m_.count);
+      kernels_.finish_kv(problem_, kv);
+      if (problem_.kv.data != nullptr) {
+        kernels_.store_kv(problem_, HeadOf(wave.first + task), kv);
+      }
+    });
+    ForEachPiece(wave, n_, [&](std::int64_t task, std::int64_t head, const Blocks& blocks) {
+      kernels_.forward(problem_, HeadOf(wave.first + head), n_.At(task % n_.count), blocks,
+                       KvAt(kvs_, head * m_.count));
+    });
+  }
+
+  void BackwardWave(const Wave& wave, std::int64_t kv_count) const {
+    SumColumnsOfWave(wave);
+    if (!KeptKv()) SumKvOfWave(wave);
+    RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
+      const Panels kv = KvAt(kvs_, task * kv_count);
+      if (KeptKv()) {
+        kernels_.load_kv(problem_, HeadOf(wave.first + task), kv);
+      } else {
+        kernels_.finish_kv(problem_, kv);
+      }
+      kernels_.transpose(problem_, kv, TransposedAt(task));
+    });
+    RunGoals(wave, n_, problem_.q, problem_.g,
+             [&](Goal goal, std::int64_t task, std::int64_t head, const Blocks& blocks) {
+               kernels_.backward_query(problem_, goal, HeadOf(wave.first + head),
+                                       n_.At(task % n_.count), blocks, KvAt(kvs_, head * kv_count),
+                                       TransposedAt(head), KvAt(dkvs_, task));
+             });
+    MergeKv(wave, dkvs_, n_.count);
+    RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
+      const Panels dkv = KvAt(dkvs_, task * n_.count);
+      kernels_.finish_kv(problem_, dkv);
+      kernels_.transpose(problem_, dkv, TransposedAt(task));
+    });
+    RunGoals(wave, m_, problem_.k, problem_.v,
+             [&](Goal goal, std::int64_t task, std::int64_t head, const Blocks& blocks) {
+               kernels_.backward_key(problem_, goal, HeadOf(wave.first + head),
+                                     m_.At(task % m_.count), blocks, KvAt(dkvs_, head * n_.count),
+                                     TransposedAt(head));
+             });
+  }
+
+  // The sum of each head, in place of its first piece's.
+  void SumKvOfWave(const Wave& wave) const {
+    ForEachPiece(wave, m_, [&](std::int64_t task, std::int64_t head, const Blocks& blocks) {
+      kernels_.make_kv(problem_, HeadOf(wave.first + head), m_.At(task % m_.count), blocks,
+                      KvAt(kvs_, task));
+    });
+    MergeKv(wave, kvs_, m_.count);
+  }
+  // Adds the `count` pieces of each head in their order.
+  void MergeKv(const Wave& wave, const Arrays& kvs, std::int64_t count) const {
+    if (count == 1) return;
+    RunTasks(wave.count * KvPanels(), workers_, [&](std::int64_t task, int) {
+      const std::int64_t first = task / KvPanels() * count;
+      for (std::int64_t piece = 1; piece < count; ++piece) {
+        AddKvPanel(KvAt(kvs, first + piece), KvAt(kvs, first), task % KvPanels());
+      }
+    });
+  }
+
+  void SumColumnsOfWave(const Wave& wave) const {
     for (const Operand* operand : operands_) {
       if (!operand->stage.SumsColumns()) continue;
       const Pieces& pieces = PiecesOf(*operand);
-      RunTasks(heads_ * pieces.count, workers_, [&](std::int64_t task, int worker) {
-        SumColumns(*operand, HeadOf(task / pieces.count), pieces.At(task % pieces.count), worker,
-                   ColumnsAt(*operand, task));
+      RunTasks(wave.count * pieces.count, workers_, [&](std::int64_t task, int worker) {
+        SumColumns(*operand, HeadOf(wave.first + task / pieces.count),
+                   pieces.At(task % pieces.count), worker, ColumnsAt(*operand, task));
       });
       const EncodingKernels& kernels = encodings_[operand->index];
-      RunTasks(heads_, workers_, [&](std::int64_t task, int) {
+      RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
         float* to = ColumnsAt(*operand, task * pieces.count);
         for (std::int64_t piece = 1; piece < pieces.count; ++piece) {
           kernels.merge_columns(to, ColumnsAt(*operand, task * pieces.count + piece),
@@ -447,50 +503,26 @@ class Run {
     }
   }
 
-  // Sets the means of two operands to 0; whether one of them has any.
-  bool StartMeans(const Blocks& blocks, const Operand& a, const Operand& b) const {
-    for (const Operand* operand : {&a, &b}) {
-      float* means = blocks.means[operand->index];
-      if (means != nullptr) std::fill_n(means, ColumnsSize(*operand), 0.0f);
-    }
-    return a.stage.SumsColumns() || b.stage.SumsColumns();
-  }
-
-  // Both goals of a pass over the pieces of a sequence; run(goal, task, head, blocks).
-  template <class Piece>
-  void RunGoals(const Pieces& pieces, const Operand& a, const Operand& b, const Piece& run) const {
+  // Both goals of a pass over the pieces of a wave; run(goal, task, head, blocks).
+  template <class F>
+  void RunGoals(const Wave& wave, const Pieces& pieces, const Operand& a, const Operand& b,
+                const F& run) const {
     if (a.stage.SumsColumns() || b.stage.SumsColumns()) {
-      RunTasks(heads_ * pieces.count, workers_, [&](std::int64_t task, int worker) {
-        Blocks blocks = PieceBlocks(worker, task / pieces.count);
+      ForEachPiece(wave, pieces, [&](std::int64_t task, std::int64_t head, Blocks blocks) {
+        SetMeans(blocks, a, b, [&](const Operand&) { return task; });
+        run(Goal::kMeans, task, head, blocks);
+      });
+      for (std::int64_t task = 0; task < wave.count * pieces.count; ++task) {
+        const std::int64_t first = task / pieces.count * pieces.count;
         for (const Operand* operand : {&a, &b}) {
           if (!operand->stage.SumsColumns()) continue;
-          blocks.means[operand->index] = MeansAt(*operand, task);
+          AddMeans(*operand, MeansAt(*operand, task), ColumnsAt(*operand, first), task == first);
         }
-        StartMeans(blocks, a, b);
-        run(Goal::kMeans, task, task / pieces.count, blocks);
-      });
-      for (const Operand* operand : {&a, &b}) {
-        if (operand->stage.SumsColumns()) MergeMeans(*operand, pieces.count);
       }
     }
-    RunTasks(heads_ * pieces.count, workers_, [&](std::int64_t task, int worker) {
-      run(Goal::kGradients, task, task / pieces.count, PieceBlocks(worker, task / pieces.count));
+    ForEachPiece(wave, pieces, [&](std::int64_t task, std::int64_t head, const Blocks& blocks) {
+      run(Goal::kGradients, task, head, blocks);
     });
-  }
-  float* MeansAt(const Operand& operand, std::int64_t slot) const {
-    return means_[operand.index].At(slot);
-  }
-  // The sum of the pieces of each head, in its columns.
-  void MergeMeans(const Operand& operand, std::int64_t count) const {
-    const std::int64_t size = ColumnsSize(operand);
-    for (std::int64_t head = 0; head < heads_; ++head) {
-      float* to = ColumnsAt(operand, head * count) + 2 * size;
-      std::copy_n(MeansAt(operand, head * count), size, to);
-      for (std::int64_t piece = 1; piece < count; ++piece) {
-        const float* from = MeansAt(operand, head * count + piece);
-        for (std::int64_t j = 0; j < size; ++j) to[j] += from[j];
-      }
-    }
   }
 
   Problem problem_;
@@ -500,8 +532,11 @@ class Run {
   std::int64_t heads_;
   std::int64_t inner_;  // rows of KV
   Pieces n_, m_;
-  bool whole_;
+  bool whole_;                   // whether a task is a head
+  std::int64_t wave_heads_ = 0;  // else how many heads a wave has
   int workers_ = 1;
+  Arrays kvs_, dkvs_, transposed_;  // of each head or piece at work
+  Arrays piece_kv_;                 // of a worker, for the piece that is added next
   Arrays d_blocks_, e_blocks_, gradients_, tables_, rows_;
   std::array<Arrays, kOperands> columns_{};
   std::array<Arrays, kOperands> means_{};
@@ -509,12 +544,25 @@ class Run {
 
 }  // namespace
 
+// Empty tensors may have any number of heads and tokens: where there is nothing to write, or nothing
+// to add up, none of them is visited.
+
 void Forward(const Call& call) {
-  if (call.problem.B * call.problem.H > 0) Run(call).Forward();
+  Call own = call;
+  Problem& problem = own.problem;
+  const bool keeps_kv = problem.kv.data != nullptr && problem.D > 0;
+  if (problem.B * problem.H == 0 || problem.E == 0 || (problem.N == 0 && !keeps_kv)) return;
+  if (problem.D == 0) problem.M = 0;
+  Run(own).Forward();
 }
 
 void Backward(const Call& call) {
-  if (call.problem.B * call.problem.H > 0) Run(call).Backward();
+  const Problem& problem = call.problem;
+  if (problem.B * problem.H == 0 || (problem.N == 0 && problem.M == 0) ||
+      (problem.D == 0 && problem.E == 0)) {
+    return;
+  }
+  Run(call).Backward();
 }
 
 }  // namespace attnops::attention

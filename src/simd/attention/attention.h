@@ -14,6 +14,7 @@
 #include "src/simd/angles.h"
 #include "src/simd/encoding/encoding.h"
 #include "src/simd/panels.h"
+#include "src/simd/target.h"
 
 namespace attnops::attention {
 
@@ -95,8 +96,9 @@ struct Blocks {
   // where the pass that finds the means adds them up.
   const float* columns[kOperands] = {};
   float* means[kOperands] = {};
-  // The head that the worker probably takes next, to fetch its first rows; its batch is −1 if
-  // there is none.
+  // Whether the worker goes on with the tokens behind a range, to fetch the first of them; and the
+  // head that it probably takes next, to fetch its first rows (batch −1 if there is none).
+  bool goes_on = false;
   Head next = {-1, -1};
 };
 
@@ -108,9 +110,9 @@ enum class Goal { kGradients, kMeans };
 struct Kernels {
   std::int64_t chunk;
 
-  // Adds a range's Kᵀ·V to kv, or sets kv to it.
-  void (*add_kv)(const Problem& problem, Head head, Range range, const Blocks& blocks,
-                 const Panels& kv, bool add);
+  // Sets kv to Kᵀ·V of a range.
+  void (*make_kv)(const Problem& problem, Head head, Range range, const Blocks& blocks,
+                  const Panels& kv);
   // Makes a complete sum the operand of products: its padding becomes 0.
   void (*finish_kv)(const Problem& problem, const Panels& kv);
   // Writes a complete KV to problem.kv, and reads it from problem.kept_kv.
@@ -124,8 +126,7 @@ struct Kernels {
   // out and, if it is kept, qkv for a range of N.
   void (*forward)(const Problem& problem, Head head, Range range, const Blocks& blocks,
                   const Panels& kv);
-  // dq, dg and what a range of N adds to dkv, or the means of q and g. kv is used only if qkv was
-  // not kept.
+  // dq, dg, and dkv of a range of N, or the means of q and g. kv is used only if qkv was not kept.
   void (*backward_query)(const Problem& problem, Goal goal, Head head, Range range,
                          const Blocks& blocks, const Panels& kv, const Panels& kv_transposed,
                          const Panels& dkv);
@@ -134,10 +135,10 @@ struct Kernels {
                        const Blocks& blocks, const Panels& dkv, const Panels& dkv_transposed);
 };
 
-// On the chosen SIMD target.
-Kernels Float32Kernels();
-Kernels Float16Kernels();
-Kernels BFloat16Kernels();
+// On a SIMD target.
+Kernels Float32Kernels(TargetIndex target);
+Kernels Float16Kernels(TargetIndex target);
+Kernels BFloat16Kernels(TargetIndex target);
 
 // One pass over tensors that were checked. Of `problem` all is given but fill_table and the
 // angles of its stages; q and k have the same theta.

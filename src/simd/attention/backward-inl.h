@@ -116,7 +116,7 @@ void BackwardQueryRange(const Problem& problem, Goal goal, Head head, Range rang
     } else {
       LoadStagedGradient<T, kKept>(problem, goal, head, first, count, blocks, ahead);
     }
-    const Range next = NextBlock(range, first);
+    const Range next = NextBlock(range, problem.N, first, blocks);
     FetchBlock<T>(problem.q.x, head, next, D, ahead);
     FetchBlock<T>(problem.g.x, head, next, E, ahead);
     FetchBlock<T>(problem.d_out, head, next, E, ahead);
@@ -175,7 +175,7 @@ void BackwardKey(const Problem& problem, Goal goal, Head head, Range range, cons
     }
     LoadOperand<T>(problem, problem.v, head, first, count, blocks, blocks.e);
     FetchAhead ahead;
-    const Range next = NextBlock(range, first);
+    const Range next = NextBlock(range, problem.M, first, blocks);
     FetchBlock<T>(problem.k.x, head, next, D, ahead);
     FetchBlock<T>(problem.v.x, head, next, E, ahead);
     FetchBlock<T>(problem.k.dx, head, next, D, ahead);

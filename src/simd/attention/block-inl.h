@@ -89,10 +89,13 @@ HWY_INLINE void ForEachBlock(const Range& range, const F& f) {
   } while (first < range.end);
 }
 
-// The block after the one at `first`.
-HWY_INLINE Range NextBlock(const Range& range, std::int64_t first) {
+// The block after the one at `first` that the worker takes: of the range or, if it goes on behind
+// that, of the sequence of `tokens`.
+HWY_INLINE Range NextBlock(const Range& range, std::int64_t tokens, std::int64_t first,
+                           const Blocks& blocks) {
   const std::int64_t next = first + kBlock;
-  return {next, std::clamp<std::int64_t>(range.end, next, next + kBlock)};
+  const std::int64_t end = blocks.goes_on ? tokens : range.end;
+  return {next, std::clamp<std::int64_t>(end, next, next + kBlock)};
 }
 // The first block of a sequence.
 HWY_INLINE Range FirstBlock(std::int64_t tokens) { return {0, std::min(tokens, kBlock)}; }

@@ -16,14 +16,14 @@ namespace attnops::attention {
 namespace HWY_NAMESPACE {
 
 template <typename T>
-void AddKv(const Problem& problem, Head head, Range range, const Blocks& blocks, const Panels& kv,
-           bool add) {
+void MakeKv(const Problem& problem, Head head, Range range, const Blocks& blocks,
+            const Panels& kv) {
   const std::int64_t D = problem.D, E = problem.E;
   const std::int64_t inner = InnerExtent<T>(problem);
   ForEachBlock(range, [&](std::int64_t first, std::int64_t count) ATTNOPS_INLINE_LAMBDA {
     LoadOperand<T>(problem, problem.k, head, first, count, blocks, blocks.d);
     FetchAhead ahead;
-    const Range next = NextBlock(range, first);
+    const Range next = NextBlock(range, problem.M, first, blocks);
     FetchBlock<T>(problem.k.x, head, next, D, ahead);
     FetchBlock<T>(problem.v.x, head, next, E, ahead);
     // What comes after the last block, in whichever pass.
@@ -35,16 +35,16 @@ void AddKv(const Problem& problem, Head head, Range range, const Blocks& blocks,
       FetchBlock<T>(problem.out, head, block, E, ahead);
     }
     ahead.Spread(PausesOf(inner, count, E));
-    const bool add_block = add || first != range.begin;
+    const bool add = first != range.begin;
     if (!problem.v.stage.IsDirect()) {
       LoadOperand<T>(problem, problem.v, head, first, count, blocks, blocks.e);
       Multiply<Left::kTransposed>(blocks.d, blocks.e, inner, count, ChunksOf(E),
-                                  AddToMatrix{kv, add_block, ahead});
+                                  AddToMatrix{kv, add, ahead});
       return;
     }
     const Rows<const T> v = RowsOf<T>(problem.v.x, head, first);
     MultiplyRows<Left::kTransposed>(blocks.d, v.data, v.stride, blocks.e, inner, count, E,
-                                    AddToMatrix{kv, add_block, ahead});
+                                    AddToMatrix{kv, add, ahead});
   });
 }
 
@@ -56,7 +56,7 @@ void Forward(const Problem& problem, Head head, Range range, const Blocks& block
   ForEachBlock(range, [&](std::int64_t first, std::int64_t count) ATTNOPS_INLINE_LAMBDA {
     LoadOperand<T>(problem, problem.q, head, first, count, blocks, blocks.d);
     FetchAhead ahead;
-    const Range next = NextBlock(range, first);
+    const Range next = NextBlock(range, problem.N, first, blocks);
     FetchBlock<T>(problem.q.x, head, next, D, ahead);
     FetchBlock<T>(problem.g.x, head, next, E, ahead);
     FetchBlock<T>(problem.out, head, next, E, ahead);

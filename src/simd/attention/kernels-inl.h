@@ -54,7 +54,7 @@ template <typename T>
 Kernels KernelsOfType() {
   Kernels kernels;
   kernels.chunk = static_cast<std::int64_t>(ChunkSize());
-  kernels.add_kv = AddKv<T>;
+  kernels.make_kv = MakeKv<T>;
   kernels.finish_kv = FinishKv<T>;
   kernels.store_kv = StoreKv<T>;
   kernels.load_kv = LoadKv<T>;

@@ -23,7 +23,9 @@ namespace attnops::attention {
 
 HWY_EXPORT(Float16KernelsOfTarget);
 
-Kernels Float16Kernels() { return ATTNOPS_DISPATCH(Float16KernelsOfTarget)(); }
+Kernels Float16Kernels(TargetIndex target) {
+  return ATTNOPS_DISPATCH(Float16KernelsOfTarget, target)();
+}
 
 }  // namespace attnops::attention
 #endif  // HWY_ONCE

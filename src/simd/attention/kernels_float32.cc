@@ -23,7 +23,9 @@ namespace attnops::attention {
 
 HWY_EXPORT(Float32KernelsOfTarget);
 
-Kernels Float32Kernels() { return ATTNOPS_DISPATCH(Float32KernelsOfTarget)(); }
+Kernels Float32Kernels(TargetIndex target) {
+  return ATTNOPS_DISPATCH(Float32KernelsOfTarget, target)();
+}
 
 }  // namespace attnops::attention
 #endif  // HWY_ONCE

@@ -253,18 +253,18 @@ void RunSequence(const Work& work, const SequencePlan& plan, Pass pass, Scratch&
 
 }  // namespace
 
-EncodingKernels EncodingKernelsFor(Encoding encoding, DType dtype, Pass pass, Activation::Kind act,
-                                   SoftmaxAxis axis) {
+EncodingKernels EncodingKernelsFor(TargetIndex target, Encoding encoding, DType dtype, Pass pass,
+                                   Activation::Kind act, SoftmaxAxis axis) {
   const bool rotate = encoding == Encoding::kRotate;
   switch (dtype) {
     case DType::kFloat32:
-      return (rotate ? RotateFloat32Kernels : CosineFloat32Kernels)(pass, act, axis);
+      return (rotate ? RotateFloat32Kernels : CosineFloat32Kernels)(target, pass, act, axis);
     case DType::kFloat16:
-      return (rotate ? RotateFloat16Kernels : CosineFloat16Kernels)(pass, act, axis);
+      return (rotate ? RotateFloat16Kernels : CosineFloat16Kernels)(target, pass, act, axis);
     case DType::kBFloat16:
       break;
   }
-  return (rotate ? RotateBFloat16Kernels : CosineBFloat16Kernels)(pass, act, axis);
+  return (rotate ? RotateBFloat16Kernels : CosineBFloat16Kernels)(target, pass, act, axis);
 }
 
 Angles AnglesOf(const AngleSource& source, std::int64_t count, std::int64_t chunk) {
@@ -312,7 +312,7 @@ void RunEncoding(EncodingCall call) {
   EncodingProblem& problem = call.problem;
   if (problem.B * problem.N * problem.H * problem.part == 0) return;
   Work work;
-  work.kernels = EncodingKernelsFor(call.encoding, call.dtype, call.pass, call.act, call.axis);
+  work.kernels = EncodingKernelsFor(ChosenTarget(), call.encoding, call.dtype, call.pass, call.act, call.axis);
   const std::int64_t out_parts = call.pass == Pass::kForward ? 2 : work.kernels.plain_parts;
   const std::int64_t bytes =
       problem.B * problem.N * problem.H * problem.part * out_parts * SizeOf(call.dtype);

@@ -14,6 +14,7 @@
 #include "src/core/checks.h"
 #include "src/core/scratch.h"
 #include "src/simd/angles.h"
+#include "src/simd/target.h"
 
 namespace attnops {
 
@@ -97,16 +98,22 @@ struct EncodingKernels {
   void (*finish_columns)(float* columns, std::int64_t n);
 };
 
-// The kernels for each encoding and type, on the chosen SIMD target.
-EncodingKernels RotateFloat32Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
-EncodingKernels RotateFloat16Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
-EncodingKernels RotateBFloat16Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
-EncodingKernels CosineFloat32Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
-EncodingKernels CosineFloat16Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
-EncodingKernels CosineBFloat16Kernels(Pass pass, Activation::Kind act, SoftmaxAxis axis);
+// The kernels for each encoding and type, on a SIMD target.
+EncodingKernels RotateFloat32Kernels(TargetIndex target, Pass pass, Activation::Kind act,
+                                     SoftmaxAxis axis);
+EncodingKernels RotateFloat16Kernels(TargetIndex target, Pass pass, Activation::Kind act,
+                                     SoftmaxAxis axis);
+EncodingKernels RotateBFloat16Kernels(TargetIndex target, Pass pass, Activation::Kind act,
+                                     SoftmaxAxis axis);
+EncodingKernels CosineFloat32Kernels(TargetIndex target, Pass pass, Activation::Kind act,
+                                     SoftmaxAxis axis);
+EncodingKernels CosineFloat16Kernels(TargetIndex target, Pass pass, Activation::Kind act,
+                                     SoftmaxAxis axis);
+EncodingKernels CosineBFloat16Kernels(TargetIndex target, Pass pass, Activation::Kind act,
+                                     SoftmaxAxis axis);
 
-EncodingKernels EncodingKernelsFor(Encoding encoding, DType dtype, Pass pass, Activation::Kind act,
-                                   SoftmaxAxis axis);
+EncodingKernels EncodingKernelsFor(TargetIndex target, Encoding encoding, DType dtype, Pass pass,
+                                   Activation::Kind act, SoftmaxAxis axis);
 
 // Where the angles of a call come from: theta, or a table if there is one.
 struct AngleSource {

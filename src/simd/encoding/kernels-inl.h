@@ -130,12 +130,12 @@ HWY_AFTER_NAMESPACE();
   }                                                                                   \
   HWY_AFTER_NAMESPACE()
 #undef ATTNOPS_EXPORT_KERNELS
-#define ATTNOPS_EXPORT_KERNELS(name)                                        \
-  namespace attnops {                                                       \
-  HWY_EXPORT(name##OfTarget);                                               \
-  EncodingKernels name(Pass pass, Activation::Kind act, SoftmaxAxis axis) { \
-    return ATTNOPS_DISPATCH(name##OfTarget)(pass, act, axis);               \
-  }                                                                         \
+#define ATTNOPS_EXPORT_KERNELS(name)                                    \
+  namespace attnops {                                                   \
+  HWY_EXPORT(name##OfTarget);                                           \
+  EncodingKernels name(TargetIndex target, Pass pass, Activation::Kind act, SoftmaxAxis axis) { \
+    return ATTNOPS_DISPATCH(name##OfTarget, target)(pass, act, axis);   \
+  }                                                                     \
   }  // namespace attnops
 
 #endif  // ATTNOPS_SRC_SIMD_ENCODING_KERNELS_INL_H_

@@ -1,0 +1,68 @@
+// A list of the arrays that a call needs, taken from one scratch memory.
+#ifndef ATTNOPS_SRC_CORE_SCRATCH_PLAN_H_
+#define ATTNOPS_SRC_CORE_SCRATCH_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "src/core/scratch.h"
+
+namespace attnops {
+
+// Arrays of floats of one size.
+struct Arrays {
+  float* data = nullptr;
+  std::int64_t stride = 0;
+
+  float* At(std::int64_t i) const { return data + i * stride; }
+};
+
+// Arrays are added one by one, then all are taken at once. Those of a worker follow one another:
+// where they alternated with those of another worker, both workers were slower.
+class ScratchPlan {
+ public:
+  // `count` arrays of `size` floats.
+  void Add(Arrays& arrays, std::int64_t size, std::int64_t count) {
+    entries_.push_back({&arrays, Padded(size), count});
+    shared_ += Padded(size) * count;
+  }
+  // An array for each worker.
+  void AddForWorkers(Arrays& arrays, std::int64_t size) {
+    entries_.push_back({&arrays, Padded(size), kForWorkers});
+    worker_ += Padded(size);
+  }
+
+  std::size_t Bytes(int workers) const {
+    return static_cast<std::size_t>(shared_ + workers * worker_) * sizeof(float);
+  }
+  void Take(Scratch& scratch, int workers) const {
+    float* of_worker = scratch.Take<float>(workers * worker_);
+    for (const Entry& entry : entries_) {
+      if (entry.count == kForWorkers) {
+        *entry.arrays = {of_worker, worker_};
+        of_worker += entry.size;
+      } else {
+        *entry.arrays = {scratch.Take<float>(entry.size * entry.count), entry.size};
+      }
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kForWorkers = -1;
+  struct Entry {
+    Arrays* arrays;
+    std::int64_t size, count;
+  };
+
+  static std::int64_t Padded(std::int64_t size) {
+    return static_cast<std::int64_t>(Scratch::Size<float>(size) / sizeof(float));
+  }
+
+  std::vector<Entry> entries_;
+  std::int64_t shared_ = 0, worker_ = 0;  // floats
+};
+
+}  // namespace attnops
+
+#endif  // ATTNOPS_SRC_CORE_SCRATCH_PLAN_H_
