@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "src/core/numeric.h"
 #include "src/core/turns.h"
@@ -240,6 +241,11 @@ HWY_INLINE void StorePairsAsTable(const float* pairs, float* cos, std::int64_t w
   VF c[2], s[2];
   hn::LoadInterleaved2(d, pairs, c[0], s[0]);
   hn::LoadInterleaved2(d, pairs + 2 * lanes, c[1], s[1]);
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    // A NaN's payload may lie in the half that rounding drops: see Payload::kUpper.
+    const VF nan = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
+    for (VF* v : {&c[0], &c[1], &s[0], &s[1]}) *v = hn::IfThenElse(hn::IsNaN(*v), nan, *v);
+  }
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (IsInterleaved<T>::kValue) {
     const VF c0 = c[0], s0 = s[0];

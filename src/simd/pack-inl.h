@@ -161,6 +161,16 @@ HWY_INLINE VF SumOfVectors(const Pack<N>& a) {
     return SumOfVectors(Add(FirstHalf(a), SecondHalf(a)));
   }
 }
+// The sum of the products of two packs' vectors, lane by lane.
+template <int N>
+HWY_INLINE VF SumOfProducts(const Pack<N>& a, const Pack<N>& b) {
+  if constexpr (N == 1) {
+    return hn::Mul(a.v[0], b.v[0]);
+  } else {
+    return SumOfVectors(
+        MulAdd(SecondHalf(a), SecondHalf(b), Mul(FirstHalf(a), FirstHalf(b))));
+  }
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace attnops

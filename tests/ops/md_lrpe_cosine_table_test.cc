@@ -1,6 +1,12 @@
 // The table of cosines and sines, and md_lrpe_cosine with it: as accurate as on the fly.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <vector>
+
 #include "tests/ops/md_lrpe_cosine_case.h"
 #include "tests/support/targets.h"
 
@@ -51,6 +57,27 @@ TEST(MdLrpeCosineTable, AgainstTheReference) {
         OnEveryTarget([&] { c.CheckTable(); });
       }
     }
+  }
+}
+
+// A NaN of the caller's table stays one in every type, whichever bits say so.
+TEST(MdLrpeCosineTable, NanOfAnyPayload) {
+  const std::uint32_t nans[] = {0x7fffffff, 0x7fc0ffff, 0x7f800001, 0x7fbfffff, 0xffffffff};
+  for (const DType dtype : kAllTypes) {
+    CosineCase c({.dtype = dtype, .shape = {5}, .features = 40});
+    c.table.Fill(c.Reference().Table(c.theta.Values()));
+    auto* table = static_cast<std::uint32_t*>(c.table.view().data());
+    std::copy(std::begin(nans), std::end(nans), table + 2 * 37);  // cos and sin of token 0
+    OnEveryTarget([&] {
+      c.Forward(Angles::kTable);
+      const std::vector<double> out = c.out.Values();
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_TRUE(std::isnan(out[i % 2 * 40 + 37 + i / 2])) << i;
+      }
+      c.Backward(Angles::kTable);
+      const std::vector<double> dx = c.dx.Values();
+      for (int j = 37; j < 40; ++j) EXPECT_TRUE(std::isnan(dx[j])) << j;
+    });
   }
 }
 

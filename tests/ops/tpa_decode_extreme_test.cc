@@ -169,6 +169,41 @@ TEST(TpaDecodeExtreme, InfiniteScores) {
   }
 }
 
+// An infinity in bk is a score of ±Inf with the sign of q·bk, in both orders of the products: −Inf is
+// a weight of 0. Through the rank it meets factors of both signs, which must not make a NaN of it.
+TEST(TpaDecodeExtreme, InfiniteKey) {
+  for (const DType dtype : kTpaTypes) {
+    for (const std::int64_t rank : {2, 40}) {
+      const std::int64_t heads = 37, d = 20, m = 70;
+      TpaCase c({.dtype = dtype, .m = m, .heads = heads, .rank = rank, .d = d, .e = 3});
+      // Of every head's factors the first two are 2 and 1, of every feature's −1 and 1: q is −1/R.
+      Values aq(c.aq.size(), 0), bq(c.bq.size(), 0);
+      for (std::int64_t h = 0; h < heads; ++h) {
+        aq[h * rank] = 2;
+        aq[h * rank + 1] = 1;
+      }
+      for (std::int64_t j = 0; j < d; ++j) {
+        bq[j] = -1;
+        bq[d + j] = 1;
+      }
+      c.aq.Fill(aq);
+      c.bq.Fill(bq);
+      c.ak.Fill(Values(c.ak.size(), 1));
+      c.av.Fill(Values(c.av.size(), 1));
+      Set(c.bk, 66 * d + 7, kInf);
+      Values bv(c.bv.size(), 4);
+      for (int e = 0; e < 3; ++e) bv[66 * 3 + e] = 1e4;  // of weight 0
+      c.bv.Fill(bv);
+      OnEveryTarget([&] {
+        for (const TpaSplit split : kTpaSplits) {
+          c.Run(split);
+          for (const double value : c.out.Values()) EXPECT_NEAR(value, 4, 0.02);
+        }
+      });
+    }
+  }
+}
+
 // An infinite value fills its feature and nothing else, whatever the padding.
 TEST(TpaDecodeExtreme, InfiniteValue) {
   for (const DType dtype : kTpaTypes) {

@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "src/ops/tpa_decode/kernels.h"
@@ -161,6 +162,48 @@ HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk 
   return max;
 }
 
+// Scores through the rank may be NaN where (aq·bq)·bkᵀ is not: an infinity in bk makes infinities
+// of different signs in t, whose sum is NaN, where q·bk is infinite. Computes the NaNs of chunk c in
+// that order, and returns the largest score, or `max`.
+template <typename T>
+HWY_NOINLINE Chunk ScoresWithoutRank(const Block<T>& block, std::int64_t c, Chunk max) {
+  const Problem& problem = block.problem;
+  const Workspace& work = block.work;
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const auto bq_at = [&](std::int64_t r, std::int64_t d) {
+    const auto column = static_cast<std::int64_t>(StorageOffset<T>(static_cast<std::size_t>(d)));
+    return RowOf(work.bq, column / chunk, r)[column % chunk];
+  };
+  for (std::int64_t place = 0; place < chunk; ++place) {
+    const auto h = static_cast<std::int64_t>(ElementAt<T>(static_cast<std::size_t>(place)));
+    if (c * chunk + h >= block.heads.size()) continue;
+    std::int64_t tokens[kBlock];
+    float sums[kBlock];
+    std::int64_t count = 0;
+    for (std::int64_t token = 0; token < block.tokens.size(); ++token) {
+      if (!std::isnan(RowOf(work.s, c, token)[place])) continue;
+      sums[count] = 0;
+      tokens[count++] = token;
+    }
+    if (count == 0) continue;
+    for (std::int64_t d = 0; d < problem.D; ++d) {
+      float q = 0;
+      for (std::int64_t r = 0; r < problem.R; ++r) q += RowOf(work.aq, c, r)[place] * bq_at(r, d);
+      for (std::int64_t i = 0; i < count; ++i) {
+        sums[i] += q * ToFloat(RowOf<T>(problem.bk, block.batch, block.tokens.begin + tokens[i])[d]);
+      }
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      const T* ak = RowOf<T>(problem.ak, block.batch, block.tokens.begin + tokens[i]);
+      RowOf(work.s, c, tokens[i])[place] = sums[i] * ToFloat(ak[block.heads.begin + c * chunk + h]);
+    }
+  }
+  for (std::int64_t token = 0; token < block.tokens.size(); ++token) {
+    max = Max(LoadChunk(RowOf(work.s, c, token)), max);
+  }
+  return max;
+}
+
 // The same from t = q·bkᵀ.
 template <typename T>
 HWY_INLINE Chunk ScoresOfQueries(const Block<T>& block, std::int64_t c, Chunk max) {
@@ -292,12 +335,19 @@ void Attend(const Problem& problem, std::int64_t batch, Range heads, Range token
       float* max = to.max + c * chunk;
       float* sum = to.sum + c * chunk;
       const Chunk old_max = LoadChunk(max);
-      const Chunk new_max = problem.through_rank ? ScoresThroughRank(block, c, old_max)
-                                                 : ScoresOfQueries(block, c, old_max);
+      Chunk new_max = problem.through_rank ? ScoresThroughRank(block, c, old_max)
+                                           : ScoresOfQueries(block, c, old_max);
+      Chunk weight = Weigh(block, c, new_max);
+      // A NaN among the scores is one in their sum.
+      if (problem.through_rank && HWY_UNLIKELY(!AllAtMost(weight, weight))) {
+        ScoresThroughRank(block, c, old_max);
+        new_max = ScoresWithoutRank(block, c, old_max);
+        weight = Weigh(block, c, new_max);
+      }
       const Chunk factor = ExpDifference<Accuracy::kFloat32>(old_max, new_max);
       StoreChunk(factor, work.factor + c * chunk);
       StoreChunk(new_max, max);
-      StoreChunk(MulAdd(LoadChunk(sum), factor, Weigh(block, c, new_max)), sum);
+      StoreChunk(MulAdd(LoadChunk(sum), factor, weight), sum);
     }
 
     MultiplyValues(block, first != tokens.begin, to.out, ahead);

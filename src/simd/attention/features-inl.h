@@ -123,7 +123,7 @@ HWY_INLINE void ActivateFeatures(const StageShape& shape, const Rows<const T>& x
   }
 }
 
-// With p = e·scale: dx = p·(dy − Σ p·dy).
+// With p = e·scale: dx = p·(dy − Σ p·dy). The sum is over p and not e: see BackwardFeatures.
 template <class E, typename T>
 HWY_NOINLINE void DeriveRows(const StageShape& shape, const Rows<const T>& x, std::int64_t count,
                              float* scratch, const Panels& dy, const Rows<T>& dx) {
@@ -138,10 +138,10 @@ HWY_NOINLINE void DeriveRows(const StageShape& shape, const Rows<const T>& x, st
       ForEachPieceOfParts(shape, [&]<int K>(int p, std::size_t j,
                                             std::size_t) ATTNOPS_INLINE_LAMBDA {
         // The padding of the exponentials is 0, so that of dy does not count.
-        const auto v = LoadTable<1, K>(shape, e + p * shape.width, j);
-        dot = hn::Add(dot, SumOfVectors(Mul(v, LoadPanels<K>(shape.PartOf(dy, p), first + r, j))));
+        const auto y = Mul(LoadTable<1, K>(shape, e + p * shape.width, j), Fill<2 * K>(scales[r]));
+        dot = hn::Add(dot, SumOfProducts(y, LoadPanels<K>(shape.PartOf(dy, p), first + r, j)));
       });
-      means[r] = hn::Mul(hn::SumOfLanes(d, dot), scales[r]);
+      means[r] = hn::SumOfLanes(d, dot);
     }
     for (int r = 0; r < kRows; ++r) {
       const float* e = scratch + static_cast<std::size_t>(r) * shape.ColumnsSize();

@@ -59,7 +59,8 @@ struct BackwardElements : BackwardKernel<E> {
   }
 };
 
-// With p = e·scale: dx = p·(dy − Σ p·dy), the exponentials and dy of the rows in scratch.
+// With p = e·scale: dx = p·(dy − Σ p·dy), the exponentials and dy of the rows in scratch. The sum is
+// over p and not e, which may be e^64 times as large: e·dy could overflow or underflow.
 template <class E>
 struct BackwardFeatures : BackwardKernel<E> {
   static constexpr int kRowSet = 4;  // so that the reductions of several rows overlap
@@ -81,10 +82,12 @@ struct BackwardFeatures : BackwardKernel<E> {
           shape, rows[r],
           [&]<int K>(std::size_t j, std::size_t, const Piece<kParts, K>& dy) ATTNOPS_INLINE_LAMBDA {
             // The padding of the exponentials is 0, so that of dy does not count.
-            dot = hn::Add(dot, SumOfVectors(Mul(LoadTable<kParts, K>(shape, e, j), dy)));
+            const auto p =
+                Mul(LoadTable<kParts, K>(shape, e, j), Fill<2 * kParts * K>(scales[r]));
+            dot = hn::Add(dot, SumOfProducts(p, dy));
             StoreTable<kParts, K>(shape, dy, dys, j);
           });
-      means[r] = hn::Mul(hn::SumOfLanes(d, dot), scales[r]);
+      means[r] = hn::SumOfLanes(d, dot);
     }
     for (int r = 0; r < kRows; ++r) {
       const float* e = scratch + r * row_size;
