@@ -31,6 +31,27 @@ Dims PermutedStrides(const Dims& shape, const std::vector<int>& order, std::int6
   return strides;
 }
 
+std::vector<UnalignedLayout> UnalignedLayouts(const Dims& shape) {
+  constexpr std::int64_t kElements = 64;
+  const int last = shape.rank() - 1;
+  const auto layout = [&](const std::string& name, int unaligned, int shift) {
+    Dims strides = shape;
+    strides[last] = 1;
+    std::int64_t stride = shape[last];
+    for (int i = last - 1; i >= 0; --i) {
+      strides[i] = stride + (i == unaligned ? 1 : 0);
+      stride = (strides[i] * shape[i] + kElements - 1) / kElements * kElements;
+    }
+    return UnalignedLayout{name, strides, shift};
+  };
+  std::vector<UnalignedLayout> layouts = {layout("aligned", -1, 0)};
+  for (int axis = 0; axis < last; ++axis) {
+    layouts.push_back(layout("axis " + std::to_string(axis) + " unaligned", axis, 0));
+  }
+  layouts.push_back(layout("start unaligned", -1, 1));
+  return layouts;
+}
+
 std::string Describe(const Dims& dims) {
   std::string text;
   for (int i = 0; i < dims.rank(); ++i) text += (i == 0 ? "" : "x") + std::to_string(dims[i]);

@@ -38,6 +38,16 @@ Dims StridesOr(const std::optional<Dims>& strides, const Dims& shape);
 Dims PermutedStrides(const Dims& shape, const std::vector<int>& order, std::int64_t row_gap,
                      std::int64_t axis_gap);
 
+// Strides of a tensor whose outer axes and start are multiples of 64 elements, but for one.
+struct UnalignedLayout {
+  std::string name;
+  Dims strides;
+  int shift;
+};
+// All aligned, then each outer axis off by one element, then the start. The last axis has a
+// multiple of 64 elements.
+std::vector<UnalignedLayout> UnalignedLayouts(const Dims& shape);
+
 // "2x3x4"
 std::string Describe(const Dims& dims);
 // "softmax(-1)"

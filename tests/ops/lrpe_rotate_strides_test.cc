@@ -177,6 +177,35 @@ TEST(LrpeRotateStrides, InPlace) {
   }
 }
 
+// Results of more than 4 MB are written past the caches where every row of them is aligned: they
+// are right, and the same where an axis or the start is not aligned.
+TEST(LrpeRotateStrides, LargeResultsAtAnyAlignment) {
+  for (const DType dtype : kAllTypes) {
+    RotateSpec spec = Spec(dtype, Activation::None(), 64);
+    spec.batch = 2;
+    spec.heads = spec.theta_heads = 4;
+    spec.length = (std::int64_t{4} << 20) / (2 * 4 * 64 * SizeOf(dtype)) + 5;
+    RotateCase c(spec);
+    OnEveryTarget([&] {
+      c.CheckForward();
+      const std::vector<std::uint32_t> forward = c.out.Bits();
+      c.CheckBackward();
+      const std::vector<std::uint32_t> backward = c.out.Bits();
+      for (const UnalignedLayout& layout : UnalignedLayouts(spec.Shape())) {
+        SCOPED_TRACE(layout.name + " " + spec.Describe());
+        GuardedTensor out(dtype, spec.Shape(), layout.strides, layout.shift);
+        LrpeRotate(c.x.view(), c.theta.view(), out.view(), spec.Options());
+        EXPECT_TRUE(out.AllWritten());
+        EXPECT_TRUE(out.Bits() == forward);
+        out.Poison();
+        LrpeRotateBackward(c.x.view(), c.theta.view(), c.d_out.view(), out.view(), spec.Options());
+        EXPECT_TRUE(out.AllWritten());
+        EXPECT_TRUE(out.Bits() == backward);
+      }
+    });
+  }
+}
+
 // Nothing, or the right thing: a theta whose features are not contiguous may be refused.
 TEST(LrpeRotateStrides, ThetaWithGapsBetweenFeatures) {
   RotateSpec spec = Spec(DType::kFloat32, Activation::None());
