@@ -191,6 +191,34 @@ TEST(LrpeRotateNonfinite, SoftmaxOfLargeValuesIsStable) {
   }
 }
 
+// exp(x) is still a float32, but not the sum of a few of them, or it has lost digits: the maximum
+// has to be subtracted all the same.
+TEST(LrpeRotateNonfinite, SoftmaxOfValuesWithAnExtremeExponential) {
+  for (const DType dtype : kAllTypes) {
+    for (const Activation& act : {Activation::Softmax(-1), Activation::Softmax(1)}) {
+      for (const double shift : {62.0, 70.0, 80.0, 88.0}) {
+        for (const double spread : {0.0, 0.5, 20.0}) {
+          RotateCase c(Spec(dtype, act));
+          std::vector<double> x = RandomNormal(c.x.size(), 5, spread);
+          // Rows of either sign; every fourth has one value far above the others, so that the sum
+          // is a float32 and its product with the gradient is not.
+          for (std::size_t i = 0; i < x.size(); ++i) {
+            const std::size_t row = i / 70;
+            x[i] = (row % 2 == 0 ? 1 : -1) * std::clamp(shift + x[i], -88.0, 88.0);
+            if (row % 4 == 0) x[i] = i % 70 == 5 ? 87.5 : std::min(x[i], 80.0);
+          }
+          c.x.Fill(x);
+          c.d_out.Fill(RandomNormal(c.d_out.size(), 3, 8));
+          OnEveryTarget([&] {
+            c.CheckForward();
+            c.CheckBackward();
+          });
+        }
+      }
+    }
+  }
+}
+
 // x − max overflows to -inf, whose exp is 0.
 TEST(LrpeRotateNonfinite, SoftmaxOfTheLargestFloats) {
   for (const Activation& act : {Activation::Softmax(-1), Activation::Softmax(1)}) {
