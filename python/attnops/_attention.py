@@ -5,22 +5,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from attnops import _checks
-
-_KEEPS = ("none", "kv", "kv_qkv")
+from attnops import _checks, _choices
 
 
-def check_keep(op: str, keep: str) -> None:
-    """One of the policies."""
-    if keep not in _KEEPS:
-        _checks.fail(op, f'keep must be one of {", ".join(_KEEPS)}; it is "{keep}"')
-
-
-def what_to_keep(op: str, keep: str, inputs: Iterable[Tensor]) -> str:
-    """Nothing when no gradient is needed."""
-    check_keep(op, keep)
+def what_to_keep(op: str, keep: str, inputs: Iterable[Tensor]) -> int:
+    """The policy's number; nothing is kept when no gradient is needed."""
+    number = _choices.number(op, "keep", _choices.KEEPS, keep)
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    return keep if needs_grad else "none"
+    return number if needs_grad else _choices.NONE
 
 
 def check_inputs(op: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> None:
@@ -49,15 +41,15 @@ def check_inputs(op: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> None:
 
 
 def fake_results(
-    q: Tensor, v: Tensor, g: Tensor, keep: str, inner: int
+    q: Tensor, v: Tensor, g: Tensor, keep: int, inner: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out, kv with `inner` rows and qkv, of one axis and empty where they are not kept."""
     kv_shape = (q.shape[0], q.shape[1], inner, v.shape[3])
     kept_type = torch.float32 if q.dtype == torch.float16 else q.dtype
     return (
         g.new_empty(g.shape),
-        q.new_empty((0,) if keep == "none" else kv_shape, dtype=torch.float32),
-        q.new_empty(g.shape if keep == "kv_qkv" else (0,), dtype=kept_type),
+        q.new_empty((0,) if keep == _choices.NONE else kv_shape, dtype=torch.float32),
+        q.new_empty(g.shape if keep == _choices.KV_QKV else (0,), dtype=kept_type),
     )
 
 
@@ -69,12 +61,12 @@ def fake_gradients(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), g.new_empty(g.shape)
 
 
-def setup_kept(ctx, output: tuple[Tensor, ...], keep: str) -> tuple[Tensor | None, Tensor | None]:
+def setup_kept(ctx, output: tuple[Tensor, ...], keep: int) -> tuple[Tensor | None, Tensor | None]:
     """kv and qkv for the backward, where they are kept; they have no gradients."""
     _, kv, qkv = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kv, qkv)
-    return None if keep == "none" else kv, qkv if keep == "kv_qkv" else None
+    return None if keep == _choices.NONE else kv, qkv if keep == _choices.KV_QKV else None
 
 
 def refuse_second_derivative(op: str) -> None:

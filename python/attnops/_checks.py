@@ -9,8 +9,10 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-_ACTIVATIONS = ("none", "relu", "sigmoid", "silu", "softmax")
+from attnops import _choices
+
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MAX_AXES = 8
 _MAX_POSITION = 2**31
@@ -36,21 +38,51 @@ def type_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def activation(op: str, act_name: str, act: str, dim_name: str, dim: int | None) -> None:
-    """An activation's name and whether its dim is given where it must be."""
-    if act not in _ACTIVATIONS:
-        fail(op, f'{act_name} must be one of {", ".join(_ACTIVATIONS)}; it is "{act}"')
-    if act == "softmax" and dim is None:
+def are_tensors(op: str, **values: Tensor) -> None:
+    """For real tensors too: what torch's own message would not name, and what it would not say.
+
+    Forward-mode derivatives do not exist, and torch takes a tangent that nothing asks for as zero.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            fail(op, f"{name} must be a tensor; it is {_described(value)}")
+    if forward_ad._current_level >= 0:
+        for name, value in values.items():
+            if _has_tangent(value):
+                raise NotImplementedError(
+                    f"{op}: {name} has a tangent, but there is no forward-mode derivative"
+                )
+
+
+def _described(value: object) -> str:
+    """None, or the type of what is not a tensor: numpy.ndarray, list."""
+    if value is None:
+        return "None"
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _has_tangent(value: Tensor) -> bool:
+    try:
+        return forward_ad.unpack_dual(value).tangent is not None
+    except RuntimeError:
+        return True  # the tensor of a vmap under a jvp, whose tangent cannot be seen
+
+
+def activation(op: str, act_name: str, act: int, dim_name: str, dim: int | None) -> None:
+    """An activation's number and whether its dim is given where it must be."""
+    _choices.check(op, act_name, _choices.ACTIVATIONS, act)
+    if act == _choices.SOFTMAX and dim is None:
         fail(op, f"{dim_name} is required when {act_name} is softmax")
-    if act != "softmax" and dim is not None:
-        fail(op, f"{dim_name} is for softmax only; {act_name} is {act}")
+    if act != _choices.SOFTMAX and dim is not None:
+        fail(op, f"{dim_name} is for softmax only; {act_name} is {_choices.ACTIVATIONS[act]}")
 
 
 def softmax_axis(
-    op: str, act: str, dim_name: str, dim: int | None, axes: int, sequence: int
+    op: str, act: int, dim_name: str, dim: int | None, axes: int, sequence: int
 ) -> None:
     """A softmax runs along the features or the sequence."""
-    if act == "softmax" and (dim + axes if dim < 0 else dim) not in (axes - 1, sequence):
+    if act == _choices.SOFTMAX and (dim + axes if dim < 0 else dim) not in (axes - 1, sequence):
         fail(
             op,
             f"{dim_name} of the softmax must be {axes - 1} (features) or {sequence} (sequence) "
@@ -66,6 +98,18 @@ def tensor(op: str, name: str, value: Tensor) -> None:
         fail(op, f"{name} has {value.ndim} axes (expected 1 to {_MAX_AXES})")
 
 
+def same_device(op: str, **values: Tensor | None) -> None:
+    """All on one device: with a meta tensor among real ones a result would have no values."""
+    first_name, first = next(iter(values.items()))
+    for name, value in values.items():
+        if value is not None and value.device != first.device:
+            fail(
+                op,
+                f"{name} must be on the device of {first_name}, {first.device}; "
+                f"it is on {value.device}",
+            )
+
+
 def sizes(op: str, name: str, values: Sequence[int]) -> None:
     """A list of sizes for a supported number of axes."""
     if not 1 <= len(values) <= _MAX_AXES:
@@ -77,14 +121,22 @@ def sizes(op: str, name: str, values: Sequence[int]) -> None:
 
 def no_gradient(op: str, name: str, value: Tensor | None) -> None:
     """For real tensors too: an argument, if given, whose gradient does not exist."""
-    if value is not None and value.requires_grad:
+    if value is not None and value.requires_grad and torch.is_grad_enabled():
         fail(op, f"{name} must not require grad; it has no gradient yet")
 
 
-def no_second_derivative(op: str, act: str) -> None:
+def no_gradient_of(ctx, op: str, **positions: int) -> None:
+    """In a backward: inputs of the operator at these positions whose gradient does not exist."""
+    for name, position in positions.items():
+        if ctx.needs_input_grad[position]:
+            raise NotImplementedError(f"{op}: {name} has no gradient yet")
+
+
+def no_second_derivative(op: str, act: int) -> None:
     """For real tensors too: a backward can be differentiated where it is linear."""
-    if act != "none":
-        raise NotImplementedError(f"{op}: no second derivative for act {act}")
+    if act != _choices.NONE:
+        name = _choices.ACTIVATIONS[act]
+        raise NotImplementedError(f"{op}: no second derivative for act {name}")
 
 
 def angle_axes(op: str, theta: Tensor) -> None:

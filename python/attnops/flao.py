@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnops import _attention
+from attnops import _attention, _checks, _choices
 
 _OP = "flao"
 
@@ -16,14 +16,16 @@ def flao(q: Tensor, k: Tensor, v: Tensor, g: Tensor, keep: str = "none") -> Tens
     inputs: nothing, `kv` (B,H,D,E) in float32, or `kv_qkv`, also Q·(Kᵀ·V) (B,H,N,E). Keeping takes
     memory and saves time; when no gradient is needed, nothing is kept.
     """
-    keep = _attention.what_to_keep(_OP, keep, (q, k, v, g))
-    out, _, _ = torch.ops.attnops.flao(q, k, v, g, keep)
+    _checks.are_tensors(_OP, q=q, k=k, v=v, g=g)
+    kept = _attention.what_to_keep(_OP, keep, (q, k, v, g))
+    out, _, _ = torch.ops.attnops.flao(q, k, v, g, kept)
     return out
 
 
 @torch.library.register_fake("attnops::flao")
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, keep: str) -> tuple[Tensor, Tensor, Tensor]:
-    _attention.check_keep(_OP, keep)
+def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
+    _choices.check(_OP, "keep", _choices.KEEPS, keep)
+    _checks.same_device(_OP, q=q, k=k, v=v, g=g)
     _attention.check_inputs(_OP, q, k, v, g)
     return _attention.fake_results(q, v, g, keep, q.shape[3])
 
@@ -38,6 +40,7 @@ def _(
     kv: Tensor | None,
     qkv: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _checks.same_device(_OP, q=q, k=k, v=v, g=g, d_out=d_out, kv=kv, qkv=qkv)
     _attention.check_inputs(_OP, q, k, v, g)
     return _attention.fake_gradients(_OP, q, k, v, g, d_out)
 

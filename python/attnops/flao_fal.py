@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnops import _attention, _checks
+from attnops import _attention, _checks, _choices
 
 _OP = "flao_fal"
-_LRPES = ("none", "cosine", "rotate")
 _SEQUENCE_AXIS = 2
 
 
@@ -43,40 +42,44 @@ def flao_fal(
     for rotate (H,E), (1,E) or (H,1) with E ≤ D/2 in 1-d and E·k ≥ D/2 in more; pair j then uses
     axis ⌊j/E⌋+1. keep is that of flao; kv has 2D rows with cosine.
     """
+    tensors = {"q": q, "k": k, "v": v, "g": g}
+    _checks.are_tensors(_OP, **tensors, **({} if theta is None else {"theta": theta}))
     _checks.no_gradient(_OP, "theta", theta)
     if shape is not None:
         _checks.sizes(_OP, "shape", shape)
     if theta is None and lrpe == "cosine" and shape is None and offset == 0 and l == 0:
         lrpe = "none"
-    keep = _attention.what_to_keep(_OP, keep, (q, k, v, g))
     out, _, _ = torch.ops.attnops.flao_fal(
         q,
         k,
         v,
         g,
         theta,
-        q_act,
+        _act("q", q_act),
         q_dim,
-        k_act,
+        _act("k", k_act),
         k_dim,
-        v_act,
+        _act("v", v_act),
         v_dim,
-        g_act,
+        _act("g", g_act),
         g_dim,
-        lrpe,
-        () if shape is None else shape,
+        _choices.number(_OP, "lrpe", _choices.LRPES, lrpe),
+        shape,
         offset,
         l,
-        keep,
+        _attention.what_to_keep(_OP, keep, (q, k, v, g)),
     )
     return out
 
 
-def _check_options(acts: Sequence[tuple[str, str, int | None]], lrpe: str) -> None:
+def _act(tensor: str, act: str) -> int:
+    return _choices.number(_OP, f"{tensor}_act", _choices.ACTIVATIONS, act)
+
+
+def _check_options(acts: Sequence[tuple[str, int, int | None]], lrpe: int) -> None:
     for name, act, dim in acts:
         _checks.activation(_OP, f"{name}_act", act, f"{name}_dim", dim)
-    if lrpe not in _LRPES:
-        _checks.fail(_OP, f'lrpe must be one of {", ".join(_LRPES)}; it is "{lrpe}"')
+    _choices.check(_OP, "lrpe", _choices.LRPES, lrpe)
 
 
 def _check_no_positions(theta: Tensor | None, shape: Sequence[int], offset: int, l: int) -> None:
@@ -93,7 +96,7 @@ def _check_no_positions(theta: Tensor | None, shape: Sequence[int], offset: int,
 
 
 def _check_positions(
-    q: Tensor, k: Tensor, theta: Tensor | None, lrpe: str, shape: Sequence[int], offset: int, l: int
+    q: Tensor, k: Tensor, theta: Tensor | None, lrpe: int, shape: Sequence[int], offset: int, l: int
 ) -> None:
     """An encoding has the angles it needs for the tokens there are."""
     if theta is None:
@@ -103,7 +106,7 @@ def _check_positions(
     _checks.angle_type(_OP, q, theta, "q")
     rows, angles = theta.shape
     _checks.heads(_OP, "theta", rows, heads, "q")
-    if lrpe == "rotate" and features % 2 != 0:
+    if lrpe == _choices.ROTATE and features % 2 != 0:
         _checks.fail(_OP, f"q must have an even number of features; it has {features}")
     axes = len(shape)
     if axes > 0:
@@ -116,7 +119,7 @@ def _check_positions(
             f"k has {keys}",
         )
     _checks.grid_offset(_OP, axes, offset)
-    if lrpe == "cosine":
+    if lrpe == _choices.COSINE:
         _checks.axis_angles(_OP, "theta", angles, max(axes, 1), features, "features", "q")
     elif axes > 1:
         _checks.axis_angles(_OP, "theta", angles, axes, features // 2, "pairs", "q")
@@ -133,7 +136,7 @@ def _check(q, k, v, g, theta, acts, lrpe, shape, offset, l) -> None:
     _attention.check_inputs(_OP, q, k, v, g)
     for name, act, dim in acts:
         _checks.softmax_axis(_OP, act, f"{name}_dim", dim, 4, _SEQUENCE_AXIS)
-    if lrpe == "none":
+    if lrpe == _choices.NONE:
         _check_no_positions(theta, shape, offset, l)
     else:
         _check_positions(q, k, theta, lrpe, shape, offset, l)
@@ -144,9 +147,10 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, theta: Tensor | None, *options
     *acts, lrpe, shape, offset, l, keep = options
     acts = tuple(zip(("q", "k", "v", "g"), acts[::2], acts[1::2], strict=True))
     _check_options(acts, lrpe)
-    _attention.check_keep(_OP, keep)
-    _check(q, k, v, g, theta, acts, lrpe, shape, offset, l)
-    inner = 2 * q.shape[3] if lrpe == "cosine" else q.shape[3]
+    _choices.check(_OP, "keep", _choices.KEEPS, keep)
+    _checks.same_device(_OP, q=q, k=k, v=v, g=g, theta=theta)
+    _check(q, k, v, g, theta, acts, lrpe, shape or (), offset, l)
+    inner = 2 * q.shape[3] if lrpe == _choices.COSINE else q.shape[3]
     return _attention.fake_results(q, v, g, keep, inner)
 
 
@@ -155,7 +159,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, d_out: Tensor, kv, qkv, theta,
     *acts, lrpe, shape, offset, l = options
     acts = tuple(zip(("q", "k", "v", "g"), acts[::2], acts[1::2], strict=True))
     _check_options(acts, lrpe)
-    _check(q, k, v, g, theta, acts, lrpe, shape, offset, l)
+    _checks.same_device(_OP, q=q, k=k, v=v, g=g, d_out=d_out, kv=kv, qkv=qkv, theta=theta)
+    _check(q, k, v, g, theta, acts, lrpe, shape or (), offset, l)
     return _attention.fake_gradients(_OP, q, k, v, g, d_out)
 
 
@@ -168,6 +173,7 @@ def _backward(ctx, d_out: Tensor | None, *_):
     nothing = (None,) * (len(ctx.options) + 2)  # theta, the options and keep
     if d_out is None:
         return None, None, None, None, *nothing
+    _checks.no_gradient_of(ctx, _OP, theta=4)
     q, k, v, g, kv, qkv, theta = ctx.saved_tensors
     gradients = torch.ops.attnops.flao_fal_backward(q, k, v, g, d_out, kv, qkv, theta, *ctx.options)
     return *gradients, *nothing

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnops import _checks
+from attnops import _checks, _choices
 
 _OP = "lrpe_rotate"
 
@@ -17,11 +17,13 @@ def lrpe_rotate(
     type or float32. One angle serves all pairs; for 1 < E < D/2 the pairs j ≥ E pass unrotated.
     act is none, relu, sigmoid, silu or softmax; softmax needs dim: the features or the sequence.
     """
+    _checks.are_tensors(_OP, x=x, theta=theta)
     _checks.no_gradient(_OP, "theta", theta)
-    return torch.ops.attnops.lrpe_rotate(x, theta, offset, act, dim)
+    number = _choices.number(_OP, "act", _choices.ACTIVATIONS, act)
+    return torch.ops.attnops.lrpe_rotate(x, theta, offset, number, dim)
 
 
-def _check(x: Tensor, theta: Tensor, offset: int, act: str, dim: int | None) -> None:
+def _check(x: Tensor, theta: Tensor, offset: int, act: int, dim: int | None) -> None:
     """The checks of the kernel, in its order and with its texts, for tensors without data."""
     _checks.activation(_OP, "act", act, "dim", dim)
     _checks.tensor(_OP, "x", x)
@@ -46,13 +48,15 @@ def _check(x: Tensor, theta: Tensor, offset: int, act: str, dim: int | None) -> 
 
 
 @torch.library.register_fake("attnops::lrpe_rotate")
-def _(x: Tensor, theta: Tensor, offset: int, act: str, dim: int | None) -> Tensor:
+def _(x: Tensor, theta: Tensor, offset: int, act: int, dim: int | None) -> Tensor:
+    _checks.same_device(_OP, x=x, theta=theta)
     _check(x, theta, offset, act, dim)
     return x.new_empty(x.shape)
 
 
 @torch.library.register_fake("attnops::lrpe_rotate_backward")
-def _(x: Tensor, theta: Tensor, d_out: Tensor, offset: int, act: str, dim: int | None) -> Tensor:
+def _(x: Tensor, theta: Tensor, d_out: Tensor, offset: int, act: int, dim: int | None) -> Tensor:
+    _checks.same_device(_OP, x=x, theta=theta, d_out=d_out)
     _check(x, theta, offset, act, dim)
     _checks.same_shape_and_type(_OP, "d_out", d_out, "x", x)
     return x.new_empty(x.shape)
@@ -61,10 +65,11 @@ def _(x: Tensor, theta: Tensor, d_out: Tensor, offset: int, act: str, dim: int |
 def _setup_context(ctx, inputs, output) -> None:
     x, theta, ctx.offset, ctx.act, ctx.dim = inputs
     # Without an activation the backward does not need x: it is not kept alive.
-    ctx.save_for_backward(None if ctx.act == "none" else x, theta)
+    ctx.save_for_backward(None if ctx.act == _choices.NONE else x, theta)
 
 
 def _backward(ctx, d_out: Tensor):
+    _checks.no_gradient_of(ctx, _OP, theta=1)
     x, theta = ctx.saved_tensors
     dx = torch.ops.attnops.lrpe_rotate_backward(
         d_out if x is None else x, theta, d_out, ctx.offset, ctx.act, ctx.dim
@@ -83,7 +88,7 @@ def _setup_backward_context(ctx, inputs, output) -> None:
 def _double_backward(ctx, d_dx: Tensor):
     _checks.no_second_derivative(_OP, ctx.act)
     (theta,) = ctx.saved_tensors
-    d_d_out = torch.ops.attnops.lrpe_rotate(d_dx, theta, ctx.offset, "none", None)
+    d_d_out = torch.ops.attnops.lrpe_rotate(d_dx, theta, ctx.offset, _choices.NONE, None)
     return None, None, d_d_out, None, None, None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnops import _checks
+from attnops import _checks, _choices
 
 _OP = "md_lrpe_cosine"
 _TABLE_OP = "lrpe_table"
@@ -33,11 +33,14 @@ def md_lrpe_cosine(
     act is none, relu, sigmoid, silu or softmax; softmax needs dim: the features or the sequence.
     With a table from lrpe_table, theta may be None, and the offset is the table's.
     """
+    given = {"theta": theta, "table": table}
+    _checks.are_tensors(_OP, x=x, **{name: t for name, t in given.items() if t is not None})
     _checks.no_gradient(_OP, "theta", theta)
     _checks.no_gradient(_OP, "table", table)
     if table is not None:
         theta = None
-    return torch.ops.attnops.md_lrpe_cosine(x, theta, table, shape, l, offset, act, dim)
+    number = _choices.number(_OP, "act", _choices.ACTIVATIONS, act)
+    return torch.ops.attnops.md_lrpe_cosine(x, theta, table, shape, l, offset, number, dim)
 
 
 def lrpe_table(theta: Tensor, shape: Sequence[int], d: int, offset: int = 0) -> Tensor:
@@ -46,6 +49,7 @@ def lrpe_table(theta: Tensor, shape: Sequence[int], d: int, offset: int = 0) -> 
     theta is (H,E) or (1,E) with E·k ≥ d, the features of x. The table is float32,
     (H or 1, n₁+…+n_k, E, 2): a row for each index of each axis. The offset, in 1-d, is part of it.
     """
+    _checks.are_tensors(_TABLE_OP, theta=theta)
     _checks.no_gradient(_TABLE_OP, "theta", theta)
     return torch.ops.attnops.lrpe_table(theta, shape, d, offset)
 
@@ -77,7 +81,7 @@ def _check(
     shape: Sequence[int],
     l: int,
     offset: int,
-    act: str,
+    act: int,
     dim: int | None,
 ) -> None:
     """The checks of the kernel, in its order and with its texts, for tensors without data."""
@@ -105,6 +109,7 @@ def _check(
 
 @torch.library.register_fake("attnops::md_lrpe_cosine")
 def _(x: Tensor, theta, table, shape, l, offset, act, dim) -> Tensor:
+    _checks.same_device(_OP, x=x, theta=theta, table=table)
     _check(x, theta, table, shape, l, offset, act, dim)
     return x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))
 
@@ -112,8 +117,9 @@ def _(x: Tensor, theta, table, shape, l, offset, act, dim) -> Tensor:
 @torch.library.register_fake("attnops::md_lrpe_cosine_backward")
 def _(x, theta, table, d_out: Tensor, shape, l, offset, act, dim) -> Tensor:
     _checks.activation(_OP, "act", act, "dim", dim)
-    if x is None and act != "none":
-        _checks.fail(_OP, f"x is required when act is {act}")
+    if x is None and act != _choices.NONE:
+        _checks.fail(_OP, f"x is required when act is {_choices.ACTIVATIONS[act]}")
+    _checks.same_device(_OP, d_out=d_out, x=x, theta=theta, table=table)
     _checks.tensor(_OP, "d_out", d_out)
     if x is None:
         x = d_out.narrow(-1, 0, d_out.shape[-1] // 2)
@@ -139,11 +145,12 @@ def _(theta: Tensor, shape, d, offset) -> Tensor:
 def _setup_context(ctx, inputs, output) -> None:
     x, theta, table, *ctx.options = inputs
     # Without an activation the backward does not need x: it is not kept alive.
-    needs_x = ctx.options[_ACT] != "none"
+    needs_x = ctx.options[_ACT] != _choices.NONE
     ctx.save_for_backward(x if needs_x else None, theta, table)
 
 
 def _backward(ctx, d_out: Tensor):
+    _checks.no_gradient_of(ctx, _OP, theta=1, table=2)
     x, theta, table = ctx.saved_tensors
     dx = torch.ops.attnops.md_lrpe_cosine_backward(x, theta, table, d_out, *ctx.options)
     return dx, *(None,) * 7

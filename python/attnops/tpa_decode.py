@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from attnops import _checks
+from attnops import _checks, _choices
 
 _OP = "tpa_decode"
-_SPLITS = ("auto", "b", "bh", "bn")
 
 
 def tpa_decode(
@@ -33,6 +32,7 @@ def tpa_decode(
     pieces of the sequence (`bn`); the result has the same bits with each. There is no gradient.
     """
     tensors = {"aq": aq, "ak": ak, "av": av, "bq": bq, "bk": bk, "bv": bv}
+    _checks.are_tensors(_OP, **tensors)
     if torch.is_grad_enabled():
         for name, tensor in tensors.items():
             if tensor.requires_grad:
@@ -41,8 +41,9 @@ def tpa_decode(
                     f"{name} requires grad, but there is no backward; "
                     "call it under torch.no_grad() or detach the tensor",
                 )
+    number = _choices.number(_OP, "split", _choices.SPLITS, split)
     return torch.ops.attnops.tpa_decode(
-        aq, ak, av, bq, bk, bv, scale, scale_q, scale_k, scale_v, split
+        aq, ak, av, bq, bk, bv, scale, scale_q, scale_k, scale_v, number
     )
 
 
@@ -92,9 +93,9 @@ def _(
     scale_q: float | None,
     scale_k: float,
     scale_v: float,
-    split: str,
+    split: int,
 ) -> Tensor:
-    if split not in _SPLITS:
-        _checks.fail(_OP, f'split must be one of {", ".join(_SPLITS)}; it is "{split}"')
+    _choices.check(_OP, "split", _choices.SPLITS, split)
+    _checks.same_device(_OP, aq=aq, ak=ak, av=av, bq=bq, bk=bk, bv=bv)
     _check(aq, ak, av, bq, bk, bv)
     return aq.new_empty((aq.shape[0], 1, aq.shape[2], bv.shape[2]))

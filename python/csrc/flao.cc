@@ -3,10 +3,10 @@
 namespace attnops::torch_binding {
 namespace {
 
-void CheckKeep(const char* op, const std::string& keep) {
-  if (keep == "none" || keep == "kv" || keep == "kv_qkv") return;
-  throw Error(std::string(op) + ": keep must be one of none, kv, kv_qkv; it is \"" + keep + "\"");
-}
+// What a forward keeps; each keeps what those before it do.
+enum class Keep { kNone, kKv, kKvQkv };
+
+Keep KeepOf(const char* op, std::int64_t keep) { return ChoiceOf(op, "keep", keep, Keep::kKvQkv); }
 
 // q, k, v and g as the operators read them.
 struct Readables {
@@ -21,16 +21,16 @@ struct Readables {
 
 // Room for the results of a forward, of which kv has `rows` for each of q's features.
 struct Results {
-  Results(const Readables& x, const std::string& keep, std::int64_t rows)
-      : out(NewTensor(x.g)),
+  Results(const char* op, const Readables& x, Keep keep, std::int64_t rows)
+      : out(NewTensor(op, "out", x.g)),
         has_axes(x.q.dim() == 4 && x.v.dim() == 4),
-        keeps_kv(keep != "none" && has_axes),
-        keeps_qkv(keep == "kv_qkv" && has_axes),
+        keeps_kv(keep != Keep::kNone && has_axes),
+        keeps_qkv(keep == Keep::kKvQkv && has_axes),
         kv(NewTensor(
-            x.q,
+            op, "kv", x.q,
             keeps_kv ? Dims{x.q.size(0), x.q.size(1), rows * x.q.size(3), x.v.size(3)} : Dims{0},
             ResultType::kFloat32)),
-        qkv(NewTensor(x.q, keeps_qkv ? Dims(x.g.sizes()) : Dims{0},
+        qkv(NewTensor(op, "qkv", x.q, keeps_qkv ? Dims(x.g.sizes()) : Dims{0},
                       x.q.scalar_type() == torch::headeronly::ScalarType::Half
                           ? ResultType::kFloat32
                           : ResultType::kSame)) {}
@@ -68,28 +68,22 @@ struct Kept {
 
 constexpr char kFalOp[] = "flao_fal";
 
-Lrpe LrpeOf(const std::string& lrpe) {
-  if (lrpe == "none") return Lrpe::kNone;
-  if (lrpe == "cosine") return Lrpe::kCosine;
-  if (lrpe == "rotate") return Lrpe::kRotate;
-  throw Error(std::string(kFalOp) + ": lrpe must be one of none, cosine, rotate; it is \"" + lrpe +
-              "\"");
-}
+Lrpe LrpeOf(std::int64_t lrpe) { return ChoiceOf(kFalOp, "lrpe", lrpe, Lrpe::kRotate); }
 
-Activation ActOf(char tensor, const std::string& act, std::optional<std::int64_t> dim) {
+Activation ActOf(char tensor, std::int64_t act, std::optional<std::int64_t> dim) {
   const std::string act_name = std::string(1, tensor) + "_act";
   const std::string dim_name = std::string(1, tensor) + "_dim";
   return ActivationOf(kFalOp, act_name.c_str(), act, dim_name.c_str(), dim);
 }
 
 // The rest of the options; theta becomes readable and is what they point to.
-void SetPositions(FlaoFalOptions& options, std::optional<Tensor>& theta,
-                  const std::vector<std::int64_t>& shape, std::int64_t offset, std::int64_t l) {
+void SetPositions(FlaoFalOptions& options, std::optional<Tensor>& theta, const Shape& shape,
+                  std::int64_t offset, std::int64_t l) {
   if (theta) {
     theta = Readable(kFalOp, "theta", *theta);
     options.theta = ViewOf(*theta);
   }
-  if (!shape.empty()) options.shape = DimsOf(kFalOp, "shape", shape);
+  if (shape && !shape->empty()) options.shape = DimsOf(kFalOp, "shape", *shape);
   options.offset = offset;
   options.l = l;
 }
@@ -97,11 +91,11 @@ void SetPositions(FlaoFalOptions& options, std::optional<Tensor>& theta,
 }  // namespace
 
 KeptTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                 std::string keep) {
+                 std::int64_t keep) {
   constexpr char kOp[] = "flao";
-  CheckKeep(kOp, keep);
+  const Keep kept = KeepOf(kOp, keep);
   const Readables x(kOp, q, k, v, g);
-  const Results results(x, keep, 1);
+  const Results results(kOp, x, kept, 1);
   attnops::Flao(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(results.out),
                 results.kept());
   return {results.out, results.kv, results.qkv};
@@ -113,26 +107,26 @@ Gradients FlaoBackward(const Tensor& q, const Tensor& k, const Tensor& v, const 
   const Readables x(kOp, q, k, v, g);
   const Tensor d_out_read = Readable(kOp, "d_out", d_out);
   const Kept kept(kOp, kv, qkv);
-  const Tensor dq = NewTensor(q), dk = NewTensor(k), dv = NewTensor(v), dg = NewTensor(g);
+  const Tensor dq = NewTensor(kOp, "dq", q), dk = NewTensor(kOp, "dk", k);
+  const Tensor dv = NewTensor(kOp, "dv", v), dg = NewTensor(kOp, "dg", g);
   attnops::FlaoBackward(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(d_out_read),
                         ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg), kept.views());
   return {dq, dk, dv, dg};
 }
 
 KeptTensors FlaoFal(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                    std::optional<Tensor> theta, std::string q_act,
-                    std::optional<std::int64_t> q_dim, std::string k_act,
-                    std::optional<std::int64_t> k_dim, std::string v_act,
-                    std::optional<std::int64_t> v_dim, std::string g_act,
-                    std::optional<std::int64_t> g_dim, std::string lrpe,
-                    std::vector<std::int64_t> shape, std::int64_t offset, std::int64_t l,
-                    std::string keep) {
+                    std::optional<Tensor> theta, std::int64_t q_act,
+                    std::optional<std::int64_t> q_dim, std::int64_t k_act,
+                    std::optional<std::int64_t> k_dim, std::int64_t v_act,
+                    std::optional<std::int64_t> v_dim, std::int64_t g_act,
+                    std::optional<std::int64_t> g_dim, std::int64_t lrpe, Shape shape,
+                    std::int64_t offset, std::int64_t l, std::int64_t keep) {
   FlaoFalOptions options{ActOf('q', q_act, q_dim), ActOf('k', k_act, k_dim),
                          ActOf('v', v_act, v_dim), ActOf('g', g_act, g_dim), LrpeOf(lrpe)};
-  CheckKeep(kFalOp, keep);
+  const Keep kept = KeepOf(kFalOp, keep);
   const Readables x(kFalOp, q, k, v, g);
   SetPositions(options, theta, shape, offset, l);
-  const Results results(x, keep, options.lrpe == Lrpe::kCosine ? 2 : 1);
+  const Results results(kFalOp, x, kept, options.lrpe == Lrpe::kCosine ? 2 : 1);
   attnops::FlaoFal(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(results.out), options,
                    results.kept());
   return {results.out, results.kv, results.qkv};
@@ -140,19 +134,20 @@ KeptTensors FlaoFal(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
 
 Gradients FlaoFalBackward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                           const Tensor& d_out, std::optional<Tensor> kv, std::optional<Tensor> qkv,
-                          std::optional<Tensor> theta, std::string q_act,
-                          std::optional<std::int64_t> q_dim, std::string k_act,
-                          std::optional<std::int64_t> k_dim, std::string v_act,
-                          std::optional<std::int64_t> v_dim, std::string g_act,
-                          std::optional<std::int64_t> g_dim, std::string lrpe,
-                          std::vector<std::int64_t> shape, std::int64_t offset, std::int64_t l) {
+                          std::optional<Tensor> theta, std::int64_t q_act,
+                          std::optional<std::int64_t> q_dim, std::int64_t k_act,
+                          std::optional<std::int64_t> k_dim, std::int64_t v_act,
+                          std::optional<std::int64_t> v_dim, std::int64_t g_act,
+                          std::optional<std::int64_t> g_dim, std::int64_t lrpe, Shape shape,
+                          std::int64_t offset, std::int64_t l) {
   FlaoFalOptions options{ActOf('q', q_act, q_dim), ActOf('k', k_act, k_dim),
                          ActOf('v', v_act, v_dim), ActOf('g', g_act, g_dim), LrpeOf(lrpe)};
   const Readables x(kFalOp, q, k, v, g);
   const Tensor d_out_read = Readable(kFalOp, "d_out", d_out);
   const Kept kept(kFalOp, kv, qkv);
   SetPositions(options, theta, shape, offset, l);
-  const Tensor dq = NewTensor(q), dk = NewTensor(k), dv = NewTensor(v), dg = NewTensor(g);
+  const Tensor dq = NewTensor(kFalOp, "dq", q), dk = NewTensor(kFalOp, "dk", k);
+  const Tensor dv = NewTensor(kFalOp, "dv", v), dg = NewTensor(kFalOp, "dg", g);
   attnops::FlaoFalBackward(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(d_out_read),
                            ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg), options, kept.views());
   return {dq, dk, dv, dg};

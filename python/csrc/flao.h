@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <vector>
 
@@ -14,31 +13,32 @@ namespace attnops::torch_binding {
 
 // out, kv and qkv; what is not kept is an empty tensor of one axis.
 using KeptTensors = std::tuple<Tensor, Tensor, Tensor>;
+// Sizes of a grid, or none.
+using Shape = std::optional<std::vector<std::int64_t>>;
 // dq, dk, dv and dg.
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 KeptTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                 std::string keep);
+                 std::int64_t keep);
 Gradients FlaoBackward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                        const Tensor& d_out, std::optional<Tensor> kv, std::optional<Tensor> qkv);
 
-// An empty shape is none.
+// An empty shape is none: so AOTInductor may pass either.
 KeptTensors FlaoFal(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                    std::optional<Tensor> theta, std::string q_act,
-                    std::optional<std::int64_t> q_dim, std::string k_act,
-                    std::optional<std::int64_t> k_dim, std::string v_act,
-                    std::optional<std::int64_t> v_dim, std::string g_act,
-                    std::optional<std::int64_t> g_dim, std::string lrpe,
-                    std::vector<std::int64_t> shape, std::int64_t offset, std::int64_t l,
-                    std::string keep);
+                    std::optional<Tensor> theta, std::int64_t q_act,
+                    std::optional<std::int64_t> q_dim, std::int64_t k_act,
+                    std::optional<std::int64_t> k_dim, std::int64_t v_act,
+                    std::optional<std::int64_t> v_dim, std::int64_t g_act,
+                    std::optional<std::int64_t> g_dim, std::int64_t lrpe, Shape shape,
+                    std::int64_t offset, std::int64_t l, std::int64_t keep);
 Gradients FlaoFalBackward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                           const Tensor& d_out, std::optional<Tensor> kv, std::optional<Tensor> qkv,
-                          std::optional<Tensor> theta, std::string q_act,
-                          std::optional<std::int64_t> q_dim, std::string k_act,
-                          std::optional<std::int64_t> k_dim, std::string v_act,
-                          std::optional<std::int64_t> v_dim, std::string g_act,
-                          std::optional<std::int64_t> g_dim, std::string lrpe,
-                          std::vector<std::int64_t> shape, std::int64_t offset, std::int64_t l);
+                          std::optional<Tensor> theta, std::int64_t q_act,
+                          std::optional<std::int64_t> q_dim, std::int64_t k_act,
+                          std::optional<std::int64_t> k_dim, std::int64_t v_act,
+                          std::optional<std::int64_t> v_dim, std::int64_t g_act,
+                          std::optional<std::int64_t> g_dim, std::int64_t lrpe, Shape shape,
+                          std::int64_t offset, std::int64_t l);
 
 }  // namespace attnops::torch_binding
 

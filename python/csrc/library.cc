@@ -16,34 +16,34 @@
 namespace attnops::torch_binding {
 namespace {
 
-Tensor LrpeRotate(const Tensor& x, const Tensor& theta, std::int64_t offset, std::string act,
+Tensor LrpeRotate(const Tensor& x, const Tensor& theta, std::int64_t offset, std::int64_t act,
                   std::optional<std::int64_t> dim) {
   constexpr char kOp[] = "lrpe_rotate";
   const LrpeRotateOptions options{offset, ActivationOf(kOp, "act", act, "dim", dim)};
   const Tensor x_read = Readable(kOp, "x", x);
   const Tensor theta_read = Readable(kOp, "theta", theta);
-  const Tensor out = NewTensor(x);
+  const Tensor out = NewTensor(kOp, "out", x);
   attnops::LrpeRotate(ViewOf(x_read), ViewOf(theta_read), ViewOf(out), options);
   return out;
 }
 
 Tensor LrpeRotateBackward(const Tensor& x, const Tensor& theta, const Tensor& d_out,
-                          std::int64_t offset, std::string act, std::optional<std::int64_t> dim) {
+                          std::int64_t offset, std::int64_t act, std::optional<std::int64_t> dim) {
   constexpr char kOp[] = "lrpe_rotate";
   const LrpeRotateOptions options{offset, ActivationOf(kOp, "act", act, "dim", dim)};
   const Tensor x_read = Readable(kOp, "x", x);
   const Tensor theta_read = Readable(kOp, "theta", theta);
   const Tensor d_out_read = Readable(kOp, "d_out", d_out);
-  const Tensor dx = NewTensor(x);
+  const Tensor dx = NewTensor(kOp, "dx", x);
   attnops::LrpeRotateBackward(ViewOf(x_read), ViewOf(theta_read), ViewOf(d_out_read), ViewOf(dx),
                               options);
   return dx;
 }
 
-// x's shape with the last axis `times` as long.
-Dims Widened(const Tensor& x, std::int64_t times) {
+// x's shape with the last axis twice as long.
+Dims Widened(const Tensor& x) {
   Dims shape = x.sizes();
-  shape[shape.rank() - 1] *= times;
+  shape[shape.rank() - 1] *= 2;
   return shape;
 }
 
@@ -62,13 +62,13 @@ AngleSource AnglesOf(const char* op, const std::optional<Tensor>& theta,
 
 Tensor MdLrpeCosine(const Tensor& x, std::optional<Tensor> theta, std::optional<Tensor> table,
                     std::vector<std::int64_t> shape, std::int64_t l, std::int64_t offset,
-                    std::string act, std::optional<std::int64_t> dim) {
+                    std::int64_t act, std::optional<std::int64_t> dim) {
   constexpr char kOp[] = "md_lrpe_cosine";
   const Activation activation = ActivationOf(kOp, "act", act, "dim", dim);
   const Tensor x_read = Readable(kOp, "x", x);
   const AngleSource angles = AnglesOf(kOp, theta, table);
   const MdLrpeCosineOptions options{DimsOf(kOp, "shape", shape), l, offset, activation};
-  const Tensor out = NewTensor(x, Widened(x, 2));
+  const Tensor out = NewTensor(kOp, "out", x, Widened(x));
   const auto run = angles.is_table ? attnops::MdLrpeCosineWithTable : attnops::MdLrpeCosine;
   run(ViewOf(x_read), ViewOf(angles.tensor), ViewOf(out), options);
   return out;
@@ -78,17 +78,19 @@ Tensor MdLrpeCosine(const Tensor& x, std::optional<Tensor> theta, std::optional<
 Tensor MdLrpeCosineBackward(std::optional<Tensor> x, std::optional<Tensor> theta,
                             std::optional<Tensor> table, const Tensor& d_out,
                             std::vector<std::int64_t> shape, std::int64_t l, std::int64_t offset,
-                            std::string act, std::optional<std::int64_t> dim) {
+                            std::int64_t act, std::optional<std::int64_t> dim) {
   constexpr char kOp[] = "md_lrpe_cosine";
   const Activation activation = ActivationOf(kOp, "act", act, "dim", dim);
-  if (!x && act != "none") throw Error(std::string(kOp) + ": x is required when act is " + act);
+  if (!x && activation.kind != Activation::Kind::kNone) {
+    throw Error(std::string(kOp) + ": x is required when act is " + Name(activation.kind));
+  }
   Tensor d_out_read = Readable(kOp, "d_out", d_out);
   const std::int64_t last = d_out.dim() - 1;
   const Tensor x_read =
       x ? Readable(kOp, "x", *x) : torch::stable::narrow(d_out_read, last, 0, d_out.size(last) / 2);
   const AngleSource angles = AnglesOf(kOp, theta, table);
   const MdLrpeCosineOptions options{DimsOf(kOp, "shape", shape), l, offset, activation};
-  const Tensor dx = NewTensor(x_read);
+  const Tensor dx = NewTensor(kOp, "dx", x_read);
   const auto run =
       angles.is_table ? attnops::MdLrpeCosineBackwardWithTable : attnops::MdLrpeCosineBackward;
   run(ViewOf(x_read), ViewOf(angles.tensor), ViewOf(d_out_read), ViewOf(dx), options);
@@ -102,25 +104,20 @@ Tensor LrpeTable(const Tensor& theta, std::vector<std::int64_t> shape, std::int6
   const Dims grid = DimsOf(kOp, "shape", shape);
   const std::int64_t positions = std::accumulate(shape.begin(), shape.end(), std::int64_t{0});
   // A theta without two axes is refused below, before the table's shape matters.
-  const Tensor table = NewTensor(theta, {theta.size(0), positions, theta.size(theta.dim() - 1), 2},
-                                 ResultType::kFloat32);
+  const Tensor table =
+      NewTensor(kOp, "the table", theta, {theta.size(0), positions, theta.size(theta.dim() - 1), 2},
+                ResultType::kFloat32);
   attnops::LrpeTable(ViewOf(theta_read), grid, d, ViewOf(table), offset);
   return table;
 }
 
-TpaSplit SplitOf(const char* op, const std::string& split) {
-  if (split == "auto") return TpaSplit::kAuto;
-  if (split == "b") return TpaSplit::kB;
-  if (split == "bh") return TpaSplit::kBH;
-  if (split == "bn") return TpaSplit::kBN;
-  throw Error(std::string(op) + ": split must be one of auto, b, bh, bn; it is \"" + split + "\"");
-}
-
 Tensor TpaDecode(const Tensor& aq, const Tensor& ak, const Tensor& av, const Tensor& bq,
                  const Tensor& bk, const Tensor& bv, std::optional<double> scale,
-                 std::optional<double> scale_q, double scale_k, double scale_v, std::string split) {
+                 std::optional<double> scale_q, double scale_k, double scale_v,
+                 std::int64_t split) {
   constexpr char kOp[] = "tpa_decode";
-  const TpaDecodeOptions options{scale, scale_q, scale_k, scale_v, SplitOf(kOp, split)};
+  const TpaDecodeOptions options{scale, scale_q, scale_k, scale_v,
+                                 ChoiceOf(kOp, "split", split, TpaSplit::kBN)};
   const Tensor aq_read = Readable(kOp, "aq", aq);
   const Tensor ak_read = Readable(kOp, "ak", ak);
   const Tensor av_read = Readable(kOp, "av", av);
@@ -129,7 +126,7 @@ Tensor TpaDecode(const Tensor& aq, const Tensor& ak, const Tensor& av, const Ten
   const Tensor bv_read = Readable(kOp, "bv", bv);
   const bool has_axes = aq.dim() == 4 && bv.dim() == 3;  // else the call below is an error
   const Tensor out =
-      NewTensor(aq, has_axes ? Dims{aq.size(0), 1, aq.size(2), bv.size(2)} : Dims{0});
+      NewTensor(kOp, "out", aq, has_axes ? Dims{aq.size(0), 1, aq.size(2), bv.size(2)} : Dims{0});
   attnops::TpaDecode(ViewOf(aq_read), ViewOf(ak_read), ViewOf(av_read), ViewOf(bq_read),
                      ViewOf(bk_read), ViewOf(bv_read), ViewOf(out), options);
   return out;
@@ -161,35 +158,35 @@ const bool uses_torch_threads = [] {
 }  // namespace attnops::torch_binding
 
 STABLE_TORCH_LIBRARY(attnops, m) {
-  m.def("lrpe_rotate(Tensor x, Tensor theta, SymInt offset, str act, int? dim) -> Tensor");
+  m.def("lrpe_rotate(Tensor x, Tensor theta, SymInt offset, int act, int? dim) -> Tensor");
   m.def(
-      "lrpe_rotate_backward(Tensor x, Tensor theta, Tensor d_out, SymInt offset, str act, "
+      "lrpe_rotate_backward(Tensor x, Tensor theta, Tensor d_out, SymInt offset, int act, "
       "int? dim) -> Tensor");
   m.def(
       "md_lrpe_cosine(Tensor x, Tensor? theta, Tensor? table, SymInt[] shape, SymInt l, "
-      "SymInt offset, str act, int? dim) -> Tensor");
+      "SymInt offset, int act, int? dim) -> Tensor");
   m.def(
       "md_lrpe_cosine_backward(Tensor? x, Tensor? theta, Tensor? table, Tensor d_out, "
-      "SymInt[] shape, SymInt l, SymInt offset, str act, int? dim) -> Tensor");
+      "SymInt[] shape, SymInt l, SymInt offset, int act, int? dim) -> Tensor");
   m.def("lrpe_table(Tensor theta, SymInt[] shape, SymInt d, SymInt offset) -> Tensor");
   m.def(
-      "flao(Tensor q, Tensor k, Tensor v, Tensor g, str keep) -> (Tensor out, Tensor kv, "
+      "flao(Tensor q, Tensor k, Tensor v, Tensor g, int keep) -> (Tensor out, Tensor kv, "
       "Tensor qkv)");
   m.def(
       "flao_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
       "Tensor? qkv) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
   m.def(
-      "flao_fal(Tensor q, Tensor k, Tensor v, Tensor g, Tensor? theta, str q_act, int? q_dim, "
-      "str k_act, int? k_dim, str v_act, int? v_dim, str g_act, int? g_dim, str lrpe, "
-      "SymInt[] shape, SymInt offset, SymInt l, str keep) -> (Tensor out, Tensor kv, Tensor qkv)");
+      "flao_fal(Tensor q, Tensor k, Tensor v, Tensor g, Tensor? theta, int q_act, int? q_dim, "
+      "int k_act, int? k_dim, int v_act, int? v_dim, int g_act, int? g_dim, int lrpe, "
+      "SymInt[]? shape, SymInt offset, SymInt l, int keep) -> (Tensor out, Tensor kv, Tensor qkv)");
   m.def(
       "flao_fal_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
-      "Tensor? qkv, Tensor? theta, str q_act, int? q_dim, str k_act, int? k_dim, str v_act, "
-      "int? v_dim, str g_act, int? g_dim, str lrpe, SymInt[] shape, SymInt offset, SymInt l) -> "
+      "Tensor? qkv, Tensor? theta, int q_act, int? q_dim, int k_act, int? k_dim, int v_act, "
+      "int? v_dim, int g_act, int? g_dim, int lrpe, SymInt[]? shape, SymInt offset, SymInt l) -> "
       "(Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
   m.def(
       "tpa_decode(Tensor aq, Tensor ak, Tensor av, Tensor bq, Tensor bk, Tensor bv, float? scale, "
-      "float? scale_q, float scale_k, float scale_v, str split) -> Tensor");
+      "float? scale_q, float scale_k, float scale_v, int split) -> Tensor");
   m.def(
       "tpa_decode_naive(Tensor aq, Tensor ak, Tensor av, Tensor bq, Tensor bk, Tensor bv) -> "
       "Tensor");

@@ -99,6 +99,7 @@ class Pool {
  private:
   void Use(const Block& block) {
     used_.emplace(block.data, block.bytes);
+    kept_.reserve(kept_.size() + used_.size());  // so that Free, called by destructors, cannot fail
     used_bytes_ += block.bytes;
     most_used_ = std::max(most_used_, used_bytes_);
   }

@@ -2,6 +2,9 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
+#include <cctype>
+
 #include "pool.h"
 
 namespace attnops::torch_binding {
@@ -27,20 +30,82 @@ std::optional<DType> DTypeOf(ScalarType type) {
 }
 std::optional<DType> DTypeOf(const Tensor& tensor) { return DTypeOf(tensor.scalar_type()); }
 
+// The type's name in Python.
+std::string NameOf(ScalarType type) {
+  switch (type) {
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::ComplexHalf:
+      return "complex32";
+    case ScalarType::ComplexFloat:
+      return "complex64";
+    case ScalarType::ComplexDouble:
+      return "complex128";
+    default: {
+      // Float8_e5m2 and UInt16 differ from their Python names in capitals only.
+      std::string name = torch::headeronly::toString(type);
+      std::transform(name.begin(), name.end(), name.begin(),
+                     [](unsigned char c) { return std::tolower(c); });
+      return name;
+    }
+  }
+}
+
+std::string Listed(const Dims& sizes) {
+  std::string text;
+  for (int i = 0; i < sizes.rank(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
+  return "(" + text + ")";
+}
+
+// The bytes of a tensor, if 63 bits can hold them; an axis of size 0 counts as 1, as in strides.
+std::optional<std::int64_t> BytesOf(const Dims& shape, std::int64_t element_size) {
+  std::int64_t bytes = element_size;
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(shape[i], 1), &bytes)) {
+      return std::nullopt;
+    }
+  }
+  return bytes;
+}
+
+[[noreturn]] void FailTooLarge(const char* op, const char* name, const Dims& shape) {
+  Fail(op, std::string(name) + " is too large; its shape is " + Listed(shape));
+}
+
 }  // namespace
 
 Tensor Readable(const char* op, const char* name, const Tensor& tensor) {
+  if (!tensor.defined()) Fail(op, std::string(name) + " must be a tensor; it is None");
   if (!DTypeOf(tensor)) {
     Fail(op, std::string(name) + " must be float32, float16 or bfloat16; it is " +
-                 torch::headeronly::toString(tensor.scalar_type()));
+                 NameOf(tensor.scalar_type()));
   }
   const std::int64_t rank = tensor.dim();
   if (rank < 1 || rank > Dims::kMaxRank) {
     Fail(op, std::string(name) + " has " + std::to_string(rank) + " axes (expected 1 to " +
                  std::to_string(Dims::kMaxRank) + ")");
   }
+  const Dims shape = tensor.sizes();
+  if (!BytesOf(shape, tensor.element_size())) FailTooLarge(op, name, shape);
   if (tensor.size(rank - 1) > 1 && tensor.stride(rank - 1) != 1) {
-    return torch::stable::contiguous(tensor);
+    try {
+      return torch::stable::contiguous(tensor);
+    } catch (const std::exception&) {  // its text names a line of torch
+      Fail(op, std::string(name) + " cannot be copied, which its last axis needs, not being " +
+                   "contiguous; its shape is " + Listed(shape));
+    }
   }
   return tensor;
 }
@@ -49,23 +114,28 @@ TensorView ViewOf(const Tensor& tensor) {
   return TensorView(tensor.data_ptr(), *DTypeOf(tensor), tensor.sizes(), tensor.strides());
 }
 
-Tensor NewTensor(const Tensor& like, const Dims& shape, ResultType type) {
+Tensor NewTensor(const char* op, const char* name, const Tensor& like, const Dims& shape,
+                 ResultType type) {
   const bool same = type == ResultType::kSame;
   const ScalarType scalar = same ? like.scalar_type() : ScalarType::Float;
+  const std::int64_t element_size = same ? like.element_size() : sizeof(float);
+  // torch's from_blob would end the process.
+  if (!BytesOf(shape, element_size)) FailTooLarge(op, name, shape);
   const TensorView layout(nullptr, DType::kFloat32, shape);  // for its size and strides
   Dims sizes = layout.shape();
   Dims strides = layout.strides();
   const std::size_t axes = static_cast<std::size_t>(shape.rank());
   const torch::headeronly::IntHeaderOnlyArrayRef size_list(&sizes[0], axes);
   const torch::headeronly::IntHeaderOnlyArrayRef stride_list(&strides[0], axes);
-  const std::size_t bytes =
-      static_cast<std::size_t>(layout.size()) * (same ? like.element_size() : sizeof(float));
+  const std::size_t bytes = static_cast<std::size_t>(layout.size() * element_size);
   if (bytes < kPoolMinimum) return torch::stable::new_empty(like, size_list, scalar);
   return torch::stable::from_blob(PoolAllocate(bytes), size_list, stride_list, like.device(),
                                   scalar, PoolFree);
 }
 
-Tensor NewTensor(const Tensor& like) { return NewTensor(like, like.sizes()); }
+Tensor NewTensor(const char* op, const char* name, const Tensor& like) {
+  return NewTensor(op, name, like, like.sizes());
+}
 
 Dims DimsOf(const char* op, const char* name, const std::vector<std::int64_t>& sizes) {
   if (sizes.empty() || sizes.size() > Dims::kMaxRank) {
@@ -82,25 +152,34 @@ Dims DimsOf(const char* op, const char* name, const std::vector<std::int64_t>& s
   return sizes;
 }
 
-Activation ActivationOf(const char* op, const char* act_name, const std::string& act,
+std::int64_t ChoiceOf(const char* op, const char* name, std::int64_t value, std::int64_t last) {
+  if (value < 0 || value > last) {
+    Fail(op, std::string(name) + " must be a number from 0 to " + std::to_string(last) +
+                 "; it is " + std::to_string(value));
+  }
+  return value;
+}
+
+const char* Name(Activation::Kind kind) {
+  constexpr const char* kNames[] = {"none", "relu", "sigmoid", "silu", "softmax"};
+  return kNames[static_cast<int>(kind)];
+}
+
+Activation ActivationOf(const char* op, const char* act_name, std::int64_t act,
                         const char* dim_name, std::optional<std::int64_t> dim) {
-  if (act == "softmax") {
-    if (!dim) Fail(op, std::string(dim_name) + " is required when " + act_name + " is softmax");
-    if (*dim < -Dims::kMaxRank || *dim >= Dims::kMaxRank) {
-      Fail(op,
-           std::string(dim_name) + " must be an axis of the tensor; it is " + std::to_string(*dim));
+  const Activation::Kind kind = ChoiceOf(op, act_name, act, Activation::Kind::kSoftmax);
+  if (kind != Activation::Kind::kSoftmax) {
+    if (dim) {
+      Fail(op, std::string(dim_name) + " is for softmax only; " + act_name + " is " + Name(kind));
     }
-    return Activation::Softmax(static_cast<int>(*dim));
+    return {kind, 0};
   }
-  if (dim && (act == "none" || act == "relu" || act == "sigmoid" || act == "silu")) {
-    Fail(op, std::string(dim_name) + " is for softmax only; " + act_name + " is " + act);
+  if (!dim) Fail(op, std::string(dim_name) + " is required when " + act_name + " is softmax");
+  if (*dim < -Dims::kMaxRank || *dim >= Dims::kMaxRank) {
+    Fail(op,
+         std::string(dim_name) + " must be an axis of the tensor; it is " + std::to_string(*dim));
   }
-  if (act == "none") return Activation::None();
-  if (act == "relu") return Activation::Relu();
-  if (act == "sigmoid") return Activation::Sigmoid();
-  if (act == "silu") return Activation::Silu();
-  Fail(op, std::string(act_name) + " must be one of none, relu, sigmoid, silu, softmax; it is \"" +
-               act + "\"");
+  return Activation::Softmax(static_cast<int>(*dim));
 }
 
 }  // namespace attnops::torch_binding

@@ -49,9 +49,9 @@ Tensor Run(const Tensor& aq, const Tensor& ak, const Tensor& av, const Tensor& b
            const Tensor& bv) {
   const std::int64_t B = aq.size(0), H = aq.size(2), R = aq.size(3);
   const std::int64_t M = bk.size(1), D = bk.size(2), E = bv.size(2);
-  const Tensor k = NewTensor(aq, {B, H, M, D});
-  const Tensor v = NewTensor(aq, {B, H, M, E});
-  const Tensor out = NewTensor(aq, {B, 1, H, E});
+  const Tensor k = NewTensor("tpa_decode_naive", "a tensor", aq, {B, H, M, D});
+  const Tensor v = NewTensor("tpa_decode_naive", "a tensor", aq, {B, H, M, E});
+  const Tensor out = NewTensor("tpa_decode_naive", "a tensor", aq, {B, 1, H, E});
   T* k_data = static_cast<T*>(k.data_ptr());
   T* v_data = static_cast<T*>(v.data_ptr());
   T* out_data = static_cast<T*>(out.data_ptr());

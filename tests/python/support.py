@@ -6,6 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+# Named options are numbers in the operators' schemas: those of the C++ enumerations.
+ACT = {"none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4}
+LRPE = {"none": 0, "cosine": 1, "rotate": 2}
+SPLIT = {"auto": 0, "b": 1, "bh": 2, "bn": 3}
+KEEP = {"none": 0, "kv": 1, "kv_qkv": 2}
+
 
 def error_of(operator: str, call: Callable[[], object], argument: str) -> str:
     """The first line of the error that the call raises, which names what is wrong."""

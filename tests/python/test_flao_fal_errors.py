@@ -142,15 +142,15 @@ def test_bad(argument, options):
 def test_types(name, dtype):
     options = COSINE | {name: COSINE[name].to(dtype)}
     blamed = "k" if name == "q" and dtype == torch.bfloat16 else name
-    error_of(lambda: attnops.flao_fal(**options), blamed)
-    error_of(lambda: attnops.flao_fal(**meta(options)), blamed)
+    text = error_of(lambda: attnops.flao_fal(**options), blamed)
+    assert text == error_of(lambda: attnops.flao_fal(**meta(options)), blamed)
 
 
 def test_theta_that_requires_grad():
     error_of(lambda: attnops.flao_fal(**COSINE | {"theta": ones(3, 6).requires_grad_()}), "theta")
 
 
-NO_ACTS = ("none", None) * 4
+NO_ACTS = (support.ACT["none"], None) * 4
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_backward(position, argument, value):
     args = [*INPUTS.values(), ones(2, 3, 4, 7), None, None, ones(3, 6)]
     args[position] = value
     backward = torch.ops.attnops.flao_fal_backward
-    error_of(lambda: backward(*args, *NO_ACTS, "cosine", (), 0, 0), argument)
+    error_of(lambda: backward(*args, *NO_ACTS, support.LRPE["cosine"], None, 0, 0), argument)
 
 
 def test_the_next_call_works():

@@ -11,7 +11,7 @@ import attnops
 from flao_cases import DTYPES, KEEPS
 from flao_fal_cases import ACTS, ENCODINGS, NAMES, acts_of, make_case
 from lrpe_cases import make_theta
-from support import saved_elements
+from support import ACT, KEEP, LRPE, saved_elements
 
 OPERATOR = torch.ops.attnops.flao_fal.default
 BACKWARD = torch.ops.attnops.flao_fal_backward.default
@@ -20,13 +20,11 @@ MIXED = acts_of(("softmax", -1), ("softmax", 2), ("silu", None), ("sigmoid", Non
 
 def flat(options: dict) -> tuple:
     """The arguments of the operator between theta and keep."""
-    acts = [options.get(f"{name}_{key}", default) for name in NAMES for key, default in _ACT]
-    positions = [options.get(key, default) for key, default in _POSITIONS]
-    return *acts, *positions
-
-
-_ACT = (("act", "none"), ("dim", None))
-_POSITIONS = (("lrpe", "none"), ("shape", ()), ("offset", 0), ("l", 0))
+    acts = []
+    for name in NAMES:
+        acts += [ACT[options.get(f"{name}_act", "none")], options.get(f"{name}_dim")]
+    lrpe = LRPE[options.get("lrpe", "none")]
+    return *acts, lrpe, options.get("shape"), options.get("offset", 0), options.get("l", 0)
 
 
 @pytest.mark.parametrize(("dtype", "keep"), zip(DTYPES, KEEPS, strict=True), ids=str)
@@ -34,10 +32,10 @@ _POSITIONS = (("lrpe", "none"), ("shape", ()), ("offset", 0), ("l", 0))
 def test_opcheck(name, keep, dtype):
     args, d_out, options = make_case(ENCODINGS[name] | MIXED, b=1, dtype=dtype)
     theta, rest = options["theta"], flat(options)
-    torch.library.opcheck(OPERATOR, (*args, theta, *rest, keep))
+    torch.library.opcheck(OPERATOR, (*args, theta, *rest, KEEP[keep]))
     args = tuple(a.detach() for a in args)
-    torch.library.opcheck(OPERATOR, (*args, theta, *rest, keep))
-    _, kv, qkv = OPERATOR(*args, theta, *rest, keep)
+    torch.library.opcheck(OPERATOR, (*args, theta, *rest, KEEP[keep]))
+    _, kv, qkv = OPERATOR(*args, theta, *rest, KEEP[keep])
     kept = (None if keep == "none" else kv, qkv if keep == "kv_qkv" else None)
     torch.library.opcheck(BACKWARD, (*args, d_out, *kept, theta, *rest))
 
@@ -46,10 +44,10 @@ def test_opcheck_with_strides():
     args, d_out, options = make_case(ENCODINGS["rotate"] | MIXED)
     theta, rest = options["theta"], flat(options)
     strided = tuple(a.detach().transpose(1, 2).contiguous().transpose(1, 2) for a in args)
-    torch.library.opcheck(OPERATOR, (*strided, theta, *rest, "kv"))
+    torch.library.opcheck(OPERATOR, (*strided, theta, *rest, KEEP["kv"]))
     torch.library.opcheck(BACKWARD, (*strided, d_out, None, None, theta, *rest))
     apart = tuple(a.detach().mT.contiguous().mT.requires_grad_() for a in args)
-    torch.library.opcheck(OPERATOR, (*apart, theta.T.contiguous().T, *rest, "kv_qkv"))
+    torch.library.opcheck(OPERATOR, (*apart, theta.T.contiguous().T, *rest, KEEP["kv_qkv"]))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +68,40 @@ def test_compiled_by_inductor(name, keep):
     gradients = torch.autograd.grad(out, args, d_out)
     for actual, wanted in zip(gradients, torch.autograd.grad(expected, args, d_out), strict=True):
         torch.testing.assert_close(actual, wanted)
+
+
+class Attention(torch.nn.Module):
+    """A model for export."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, q, k, v, g, theta):
+        return attnops.flao_fal(q, k, v, g, theta=theta, **self.options)
+
+
+@pytest.mark.parametrize("name", ["none", "cosine", "cosine, 2 axes"])
+def test_exported(name):
+    """With and without a shape."""
+    args, _, options = make_case(ENCODINGS[name] | MIXED)
+    inputs = (*(a.detach() for a in args), options.pop("theta"))
+    program = torch.export.export(Attention(**options), inputs)
+    expected = Attention(**options)(*inputs)
+    assert torch.equal(program.module()(*inputs), expected)
+
+
+def test_compiled_ahead_of_time(tmp_path):
+    """By AOTInductor, whose files have no empty lists: without a shape there is none."""
+    args, _, options = make_case(ENCODINGS["cosine"] | MIXED)
+    assert "shape" not in options
+    inputs = (*(a.detach() for a in args), options.pop("theta"))
+    program = torch.export.export(Attention(**options), inputs)
+    path = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(tmp_path / "attention.pt2")
+    )
+    out = torch._inductor.aoti_load_package(path)(*inputs)
+    assert torch.equal(out, Attention(**options)(*inputs))
 
 
 @pytest.mark.parametrize("lrpe", ["cosine", "rotate"])
@@ -135,7 +167,7 @@ def test_without_data(name, keep, dtype):
         args, d_out, options = make_case(ENCODINGS[name] | MIXED, dtype=dtype)
         args = [a.detach().transpose(1, 2).contiguous().transpose(1, 2) for a in args]
         theta, rest = options["theta"], flat(options)
-        results = OPERATOR(*args, theta, *rest, keep)
+        results = OPERATOR(*args, theta, *rest, KEEP[keep])
         return [*results, *BACKWARD(*args, d_out, None, None, theta, *rest)]
 
     real = run()
@@ -159,7 +191,7 @@ def test_what_is_kept(name, rows):
 def test_types_of_what_is_kept():
     for dtype, wanted in zip(DTYPES, (torch.float32, torch.float32, torch.bfloat16), strict=True):
         args, _, options = make_case(ENCODINGS["cosine"], dtype=dtype)
-        _, kv, qkv = OPERATOR(*args, options["theta"], *flat(options), "kv_qkv")
+        _, kv, qkv = OPERATOR(*args, options["theta"], *flat(options), KEEP["kv_qkv"])
         assert (kv.dtype, qkv.dtype) == (torch.float32, wanted)
         assert not kv.requires_grad
         assert not qkv.requires_grad

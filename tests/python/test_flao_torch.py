@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import attnops
 from flao_cases import DTYPES, KEEPS, check, make_case
+from support import KEEP
 
 OPERATOR = torch.ops.attnops.flao.default
 BACKWARD = torch.ops.attnops.flao_backward.default
@@ -32,10 +33,10 @@ def kept_elements(args: tuple[torch.Tensor, ...], keep: str) -> int:
 @pytest.mark.parametrize("keep", KEEPS)
 def test_opcheck(keep, dtype):
     args, d_out = make_case(dtype=dtype)
-    torch.library.opcheck(OPERATOR, (*args, keep))
-    torch.library.opcheck(OPERATOR, (*(a.detach() for a in args), keep))
+    torch.library.opcheck(OPERATOR, (*args, KEEP[keep]))
+    torch.library.opcheck(OPERATOR, (*(a.detach() for a in args), KEEP[keep]))
     args = tuple(a.detach() for a in args)
-    _, kv, qkv = OPERATOR(*args, keep)
+    _, kv, qkv = OPERATOR(*args, KEEP[keep])
     kept = (None if keep == "none" else kv, qkv if keep == "kv_qkv" else None)
     torch.library.opcheck(BACKWARD, (*args, d_out, *kept))
 
@@ -43,10 +44,10 @@ def test_opcheck(keep, dtype):
 def test_opcheck_with_strides():
     args, d_out = make_case()
     strided = tuple(a.detach().transpose(1, 2).contiguous().transpose(1, 2) for a in args)
-    torch.library.opcheck(OPERATOR, (*strided, "kv"))
+    torch.library.opcheck(OPERATOR, (*strided, KEEP["kv"]))
     torch.library.opcheck(BACKWARD, (*strided, d_out, None, None))
     apart = tuple(a.detach().mT.contiguous().mT.requires_grad_() for a in args)
-    torch.library.opcheck(OPERATOR, (*apart, "kv_qkv"))
+    torch.library.opcheck(OPERATOR, (*apart, KEEP["kv_qkv"]))
 
 
 @pytest.mark.parametrize("keep", KEEPS)
@@ -82,9 +83,9 @@ def test_compiled_once_for_all_lengths():
 @pytest.mark.parametrize("keep", KEEPS)
 def test_without_data(keep, dtype):
     """Fake tensors have the shapes, strides and types of the real results."""
-    real = OPERATOR(*(a.detach() for a in make_case(dtype=dtype)[0]), keep)
+    real = OPERATOR(*(a.detach() for a in make_case(dtype=dtype)[0]), KEEP[keep])
     with FakeTensorMode():
-        fake = OPERATOR(*(a.detach() for a in make_case(dtype=dtype)[0]), keep)
+        fake = OPERATOR(*(a.detach() for a in make_case(dtype=dtype)[0]), KEEP[keep])
     for f, r in zip(fake, real, strict=True):
         assert (f.shape, f.stride(), f.dtype) == (r.shape, r.stride(), r.dtype)
 
@@ -99,7 +100,7 @@ def test_what_is_kept():
 
 def test_types_of_what_is_kept():
     for dtype, wanted in zip(DTYPES, (torch.float32, torch.float32, torch.bfloat16), strict=True):
-        _, kv, qkv = OPERATOR(*make_case(dtype=dtype)[0], "kv_qkv")
+        _, kv, qkv = OPERATOR(*make_case(dtype=dtype)[0], KEEP["kv_qkv"])
         assert (kv.dtype, qkv.dtype) == (torch.float32, wanted)
         assert not kv.requires_grad
         assert not qkv.requires_grad

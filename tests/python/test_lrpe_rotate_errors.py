@@ -66,8 +66,9 @@ def test_shapes(argument, x, theta):
 
 @pytest.mark.parametrize(("argument", "x", "theta"), BAD_TYPES.values(), ids=BAD_TYPES)
 def test_types(argument, x, theta):
-    error_of(lambda: attnops.lrpe_rotate(x, theta), argument)
-    error_of(lambda: attnops.lrpe_rotate(x.to("meta"), theta.to("meta")), argument)
+    text = error_of(lambda: attnops.lrpe_rotate(x, theta), argument)
+    meta = error_of(lambda: attnops.lrpe_rotate(x.to("meta"), theta.to("meta")), argument)
+    assert text == meta
 
 
 @pytest.mark.parametrize(("argument", "options"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
@@ -93,7 +94,7 @@ def test_theta_that_requires_grad():
 )
 def test_gradient_that_does_not_fit(d_out):
     backward = torch.ops.attnops.lrpe_rotate_backward
-    error_of(lambda: backward(X, THETA, d_out, 0, "none", None), "d_out")
+    error_of(lambda: backward(X, THETA, d_out, 0, support.ACT["none"], None), "d_out")
 
 
 def test_the_next_call_works():

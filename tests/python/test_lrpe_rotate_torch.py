@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import attnops
 import reference
 from lrpe_cases import ACT_IDS, ACTS, DTYPES, make_case, make_theta
-from support import saved_elements
+from support import ACT, saved_elements
 from tolerances import assert_close
 
 OPERATOR = torch.ops.attnops.lrpe_rotate.default
@@ -23,19 +23,21 @@ BACKWARD = torch.ops.attnops.lrpe_rotate_backward.default
 @pytest.mark.parametrize(("act", "dim"), ACTS, ids=ACT_IDS)
 def test_opcheck(act, dim, dtype):
     x, theta, d_out = make_case(n=5, d=8, dtype=dtype)
-    torch.library.opcheck(OPERATOR, (x, theta, 7, act, dim))
-    torch.library.opcheck(BACKWARD, (x, theta, d_out, 7, act, dim))
+    torch.library.opcheck(OPERATOR, (x, theta, 7, ACT[act], dim))
+    torch.library.opcheck(BACKWARD, (x, theta, d_out, 7, ACT[act], dim))
 
 
 @pytest.mark.parametrize(("act", "dim"), [("none", None), ("silu", None), ("softmax", 1)])
 def test_opcheck_with_gradient_and_strides(act, dim):
     x = torch.randn(2, 3, 5, 8).transpose(1, 2).requires_grad_()
-    torch.library.opcheck(OPERATOR, (x, make_theta(3, 4), 7, act, dim))
+    torch.library.opcheck(OPERATOR, (x, make_theta(3, 4), 7, ACT[act], dim))
     rows = torch.randn(2, 5, 8, requires_grad=True)
-    torch.library.opcheck(OPERATOR, (rows, make_theta(1, 1), 0, act, dim))
+    torch.library.opcheck(OPERATOR, (rows, make_theta(1, 1), 0, ACT[act], dim))
     features_apart = torch.randn(2, 5, 8, 3).transpose(2, 3)
-    torch.library.opcheck(OPERATOR, (features_apart, make_theta(3, 4), 7, act, dim))
-    torch.library.opcheck(BACKWARD, (features_apart, make_theta(3, 4), x.detach(), 7, act, dim))
+    torch.library.opcheck(OPERATOR, (features_apart, make_theta(3, 4), 7, ACT[act], dim))
+    torch.library.opcheck(
+        BACKWARD, (features_apart, make_theta(3, 4), x.detach(), 7, ACT[act], dim)
+    )
 
 
 def test_compiled_by_inductor():
@@ -106,7 +108,7 @@ def test_without_data(device, dtype):
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         x, theta = make()
         out = attnops.lrpe_rotate(x, theta, offset=7, act="softmax", dim=1)
-        return out, BACKWARD(x.detach(), theta, out.detach(), 7, "softmax", 1)
+        return out, BACKWARD(x.detach(), theta, out.detach(), 7, ACT["softmax"], 1)
 
     if device == "fake":
         with FakeTensorMode():
@@ -139,6 +141,24 @@ def test_nothing_but_the_inputs_is_kept(act, dim):
     x.requires_grad_()
     needed = theta.numel() + (0 if act == "none" else x.numel())
     assert saved_elements(lambda: attnops.lrpe_rotate(x, theta, act=act, dim=dim)) <= needed
+
+
+@pytest.mark.parametrize("offset", [0, 7])
+def test_second_derivative(offset):
+    """Without an activation the backward is linear, and its own backward is the forward."""
+    x, theta, d_out = make_case()
+    x.requires_grad_()
+    d_out.requires_grad_()
+    out = attnops.lrpe_rotate(x, theta, offset)
+    (dx,) = torch.autograd.grad(out, x, d_out, create_graph=True)
+    weight = torch.randn_like(dx)
+    (d_d_out,) = torch.autograd.grad(dx, d_out, weight)
+    assert_close(d_d_out, reference.lrpe_rotate(weight, theta, offset), x.dtype)
+
+    out = attnops.lrpe_rotate(x, theta, offset, act="silu")
+    (dx,) = torch.autograd.grad(out, x, d_out, create_graph=True)
+    with pytest.raises(NotImplementedError, match="lrpe_rotate: no second derivative for act silu"):
+        dx.sum().backward()
 
 
 def test_x_changed_in_place_is_noticed():

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import attnops
 import reference
 from lrpe_cases import DTYPES, MD_ACT_IDS, MD_ACTS, make_grid, make_theta
-from support import saved_elements
+from support import ACT, saved_elements
 from tolerances import assert_close
 
 OPERATOR = torch.ops.attnops.md_lrpe_cosine.default
@@ -24,7 +24,7 @@ GRID = (2, 3)
 @pytest.mark.parametrize(("act", "dim"), MD_ACTS, ids=MD_ACT_IDS)
 def test_opcheck(act, dim, dtype):
     x, theta, d_out = make_grid(GRID, 1, d=8, dtype=dtype)
-    options = (GRID, 1, 0, act, dim)
+    options = (GRID, 1, 0, ACT[act], dim)
     table = attnops.lrpe_table(theta, GRID, 8)
     torch.library.opcheck(OPERATOR, (x, theta, None, *options))
     torch.library.opcheck(OPERATOR, (x.requires_grad_(), None, table, *options))
@@ -39,11 +39,11 @@ def test_opcheck(act, dim, dtype):
 def test_opcheck_with_strides(act, dim):
     theta = make_theta(3, 8)
     x = torch.randn(2, 5, 3, 8).transpose(1, 2).requires_grad_()
-    torch.library.opcheck(OPERATOR, (x, theta, None, (5,), 0, 7, act, dim))
+    torch.library.opcheck(OPERATOR, (x, theta, None, (5,), 0, 7, ACT[act], dim))
     features_apart = torch.randn(2, 3, 8, 5).transpose(2, 3)
     d_out = torch.randn(2, 3, 16, 5).transpose(2, 3)
-    torch.library.opcheck(OPERATOR, (features_apart, theta, None, (5,), 0, 7, act, dim))
-    torch.library.opcheck(BACKWARD, (features_apart, theta, None, d_out, (5,), 0, 7, act, dim))
+    torch.library.opcheck(OPERATOR, (features_apart, theta, None, (5,), 0, 7, ACT[act], dim))
+    torch.library.opcheck(BACKWARD, (features_apart, theta, None, d_out, (5,), 0, 7, ACT[act], dim))
 
 
 @pytest.mark.parametrize("with_table", [False, True])
@@ -138,7 +138,7 @@ def test_without_data(device, dtype):
         theta = torch.empty(3, 12, dtype=dtype, device=on)
         table = attnops.lrpe_table(theta, (4, 5), 24)
         out = attnops.md_lrpe_cosine(x, None, (4, 5), l=3, act="softmax", dim=2, table=table)
-        options = ((4, 5), 3, 0, "softmax", 2)
+        options = ((4, 5), 3, 0, ACT["softmax"], 2)
         return table, out, BACKWARD(x.detach(), theta, None, out.detach(), *options)
 
     if device == "fake":

@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import attnops
+from support import SPLIT
 from tpa_cases import DTYPES, NAMES, SPLITS, check, make_case
 
 OPERATOR = torch.ops.attnops.tpa_decode.default
@@ -56,10 +57,10 @@ def error_of(call: Callable[[], object], argument: str) -> str:
 @pytest.mark.parametrize("split", SPLITS)
 def test_opcheck(split, dtype):
     args = make_case(dtype=dtype)
-    torch.library.opcheck(OPERATOR, (*args, None, None, 1.0, 1.0, split))
-    torch.library.opcheck(OPERATOR, (*args, 0.5, 0.25, 2.0, 3.0, split))
+    torch.library.opcheck(OPERATOR, (*args, None, None, 1.0, 1.0, SPLIT[split]))
+    torch.library.opcheck(OPERATOR, (*args, 0.5, 0.25, 2.0, 3.0, SPLIT[split]))
     strided = tuple(a.mT.contiguous().mT for a in args)
-    torch.library.opcheck(OPERATOR, (*strided, None, None, 1.0, 1.0, split))
+    torch.library.opcheck(OPERATOR, (*strided, None, None, 1.0, 1.0, SPLIT[split]))
 
 
 def test_compiled_by_inductor():
@@ -119,8 +120,9 @@ def test_types(name, dtype):
     args = ones()
     args[name] = args[name].to(dtype)
     blamed = "ak" if name == "aq" and dtype == torch.bfloat16 else name
-    error_of(lambda: attnops.tpa_decode(**args), blamed)
-    error_of(lambda: attnops.tpa_decode(**{n: x.to("meta") for n, x in args.items()}), blamed)
+    text = error_of(lambda: attnops.tpa_decode(**args), blamed)
+    meta = {n: x.to("meta") for n, x in args.items()}
+    assert text == error_of(lambda: attnops.tpa_decode(**meta), blamed)
 
 
 @pytest.mark.parametrize("split", ["", "B", "hb", "all"])

@@ -1,0 +1,31 @@
+"""Options with a few named choices: names for users, numbers for the operators.
+
+The numbers are those of the C++ enumerations, which have the order of the names here. A string in a
+schema would be copied at every call, and torch 2.13's stable header never frees the copy.
+"""
+
+ACTIVATIONS = ("none", "relu", "sigmoid", "silu", "softmax")  # Activation::Kind
+LRPES = ("none", "cosine", "rotate")  # Lrpe
+SPLITS = ("auto", "b", "bh", "bn")  # TpaSplit
+KEEPS = ("none", "kv", "kv_qkv")  # Keep of python/csrc
+
+NONE = 0  # of activations, encodings and what is kept
+SOFTMAX = ACTIVATIONS.index("softmax")
+COSINE = LRPES.index("cosine")
+ROTATE = LRPES.index("rotate")
+KV_QKV = KEEPS.index("kv_qkv")
+
+
+def number(op: str, argument: str, names: tuple[str, ...], name: str) -> int:
+    """The number of a choice that is given by its name."""
+    if name not in names:
+        shown = f'"{name}"' if isinstance(name, str) else repr(name)
+        raise ValueError(f"{op}: {argument} must be one of {', '.join(names)}; it is {shown}")
+    return names.index(name)
+
+
+def check(op: str, argument: str, names: tuple[str, ...], value: int) -> None:
+    """A number that is one of the choices, as the kernels check it."""
+    if not 0 <= value < len(names):
+        last = len(names) - 1
+        raise ValueError(f"{op}: {argument} must be a number from 0 to {last}; it is {value}")
