@@ -1,5 +1,6 @@
 """The buffers of large results: given back, used again, and never two results in one."""
 
+import ctypes
 import gc
 import re
 import weakref
@@ -199,3 +200,124 @@ def test_no_activated_or_encoded_copy(lrpe: str):
         call()
         assert peak_of(call) <= SCRATCH
     attnops.empty_cache()
+
+
+MALLINFO_FIELDS = (
+    "arena",
+    "ordblks",
+    "smblks",
+    "hblks",
+    "hblkhd",
+    "usmblks",
+    "fsmblks",
+    "uordblks",
+    "fordblks",
+    "keepcost",
+)
+
+
+class Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in MALLINFO_FIELDS]
+
+
+def allocated() -> int:
+    """Bytes that malloc has handed out."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Mallinfo
+    gc.collect()
+    return mallinfo2().uordblks
+
+
+def calls_of_every_operator() -> dict[str, Callable[[], object]]:
+    """Small calls with as many options as there are."""
+    x, theta = torch.randn(1, 2, 3, 8), make_theta(3, 4)
+    grid, table = torch.randn(1, 3, 4, 8), attnops.lrpe_table(make_theta(3, 4), (2, 2), 8)
+    q = torch.randn(1, 3, 4, 8)
+    acts = {f"{name}_act": "silu" for name in "qkv"} | {"g_act": "softmax", "g_dim": -1}
+    factors = [torch.randn(s) for s in [(1, 1, 3, 2), (1, 4, 3), (1, 4, 3), (1, 1, 2, 8)]]
+    factors += [torch.randn(1, 4, 8), torch.randn(1, 4, 8)]
+
+    def backward(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+        x = x.detach().requires_grad_()
+        torch.autograd.grad(function(x).sum(), x)
+
+    rotate = partial(attnops.lrpe_rotate, theta=theta, offset=1, act="softmax", dim=-1)
+    encode = partial(attnops.md_lrpe_cosine, theta=None, shape=(2, 2), act="silu", table=table)
+    attend = partial(
+        attnops.flao_fal, k=q, v=q, g=q, **acts, theta=theta, shape=(2, 2), lrpe="cosine"
+    )
+    plain = partial(attnops.flao, k=q, v=q, g=q, keep="kv_qkv")
+    return {
+        "lrpe_rotate": lambda: rotate(x),
+        "lrpe_rotate, backward": lambda: backward(rotate, x),
+        "md_lrpe_cosine": lambda: encode(grid),
+        "md_lrpe_cosine, backward": lambda: backward(encode, grid),
+        "lrpe_table": lambda: attnops.lrpe_table(theta, (2, 2), 8),
+        "flao": lambda: plain(q),
+        "flao, backward": lambda: backward(plain, q),
+        "flao_fal": lambda: attend(q),
+        "flao_fal, backward": lambda: backward(attend, q),
+        "tpa_decode": lambda: attnops.tpa_decode(*factors, scale=1.0, split="bn"),
+    }
+
+
+@pytest.mark.parametrize("name", calls_of_every_operator())
+def test_a_call_leaves_nothing_behind(name: str):
+    """Not even the 32 bytes of one small allocation for every tenth call."""
+    call = calls_of_every_operator()[name]
+    for _ in range(200):
+        call()
+    before = allocated()
+    calls = 5000
+    for _ in range(calls):
+        call()
+    assert allocated() - before < 3 * calls
+
+
+def mapped() -> int:
+    """The bytes of address space of this process."""
+    match = re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) * 1024
+
+
+def test_a_buffer_is_as_large_as_its_result():
+    """Up to a huge page, for the alignment of its end."""
+    x = make_x()
+    attnops.empty_cache()
+    attnops.lrpe_rotate(x[:, :8], THETA)
+    before = mapped()
+    out = attnops.lrpe_rotate(x, THETA)
+    assert out.nbytes <= mapped() - before <= out.nbytes + 2 * MB
+    attnops.empty_cache()
+
+
+def test_a_much_larger_buffer_is_not_used_for_a_small_result():
+    """What is kept is at most a quarter larger; the rest of it would be lost to others."""
+    x = make_x()
+    attnops.empty_cache()
+    before = resident()
+    attnops.lrpe_rotate(x, THETA)
+    small = attnops.lrpe_rotate(x[:, : ROWS // 4], THETA)
+    attnops.empty_cache()
+    assert resident() - before <= small.nbytes + 8 * MB
+    assert torch.equal(small, x[:, : ROWS // 4])
+
+
+@pytest.mark.parametrize("rows", [1, ROWS], ids=["small", "from the pool"])
+def test_a_result_can_be_made_smaller(rows: int):
+    out = attnops.lrpe_rotate(make_x(rows), THETA)
+    expected = out.flatten()[:100].clone()
+    assert torch.equal(out.resize_(100), expected)
+
+
+def test_a_large_result_cannot_grow():
+    """torch cannot enlarge a buffer that it did not allocate, and says so. A copy can grow."""
+    out = attnops.lrpe_rotate(make_x(), THETA)
+    with pytest.raises(RuntimeError, match="not resizable"):
+        out.resize_(2 * out.numel())
+    x = make_x()
+    copy = attnops.lrpe_rotate(x, THETA).clone().resize_(2 * x.numel())
+    assert torch.equal(copy[: x.numel()], x.flatten())
