@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from attnops.bench import cli, published, report, selection
+from attnops.bench import cli, files, published, report, selection
 from attnops.bench.operators.flao import KEEPS
 from attnops.bench.results import Results
 from attnops.bench.tables import all_tables, operators
+from bench_results import make_results
 
 SMALL = ["--sizes", "16", "--rounds", "1", "--batch", "1", "--peers", "to", "--threads", "1"]
 ONE = ["--only", "lrpe_rotate-*-fwd-*-act_none-*", "--no-plain"]
@@ -193,13 +194,28 @@ def test_no_room_on_disk_at_the_start(monkeypatch, capsys):
 def test_no_room_on_disk_during_the_run(monkeypatch, capsys, fake_workers):
     fake_workers()
 
-    def full(self, table):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "results/x.csv")
+    def to_full_disk(self, table):
+        write_to_full_disk(self.directory / "x.csv")
 
-    monkeypatch.setattr(Results, "save_csv", full)
-    assert cli.main([*ONE, *SMALL]) == 2
+    monkeypatch.setattr(Results, "save_csv", to_full_disk)
+    assert cli.main([*ONE, *SMALL, "--output", "here"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "attnops-bench: results/x.csv: No space left on device"
+    assert last == "attnops-bench: here/x.csv: No space left on device"
+
+
+def write_to_full_disk(path: Path) -> None:
+    """The error of a write, unlike that of an open, names no file."""
+    path.with_name(f".{path.name}.part").symlink_to("/dev/full")
+    files.write(path, "text")
+
+
+def test_no_room_on_disk_for_the_report(tmp_path, capsys):
+    make_results(tmp_path, ("tpa_decode",)).save()
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / ".index.html.part").symlink_to("/dev/full")
+    assert cli.main(["report", str(tmp_path), "--output", str(tmp_path / "report")]) == 2
+    assert one_line(capsys).endswith("report/index.html: No space left on device")
+    assert list((tmp_path / "report").iterdir()) == []
 
 
 @pytest.mark.parametrize(

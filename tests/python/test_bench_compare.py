@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,64 @@ def test_the_file_itself_may_be_named(old, new):
     new.save()
     files = [str(Path(r.directory) / "results.json") for r in (old, new)]
     assert cli.main(["compare", *files]) == 0
+
+
+def break_(document: dict, path: str, value: object) -> None:
+    """Sets what a path such as `tables/*/rows/*/cells` leads to; `*` is the first there is."""
+    *folders, last = path.split("/")
+    for key in folders:
+        document = document[next(iter(document)) if key == "*" else key]
+    document[next(iter(document)) if last == "*" else last] = value
+
+
+MALFORMED = {
+    "tables": [],
+    "environment": None,
+    "settings": 3,
+    "tables/*": [],
+    "tables/*/kind": "size",
+    "tables/*/columns": None,
+    "tables/*/columns/attnops": "peer",
+    "tables/*/rows": [1, 2],
+    "tables/*/rows/x": {"cells": {}},
+    "tables/*/rows/*": None,
+    "tables/*/rows/*/cells": "none",
+    "tables/*/rows/*/limit": 3,
+    "tables/*/rows/*/cells/attnops": [],
+    "tables/*/rows/*/cells/attnops/*": 1.5,
+    "tables/*/rows/*/cells/attnops/*/value": "1.5",
+    "tables/*/rows/*/cells/attnops/*/q1": None,
+}
+
+
+@pytest.mark.parametrize(("path", "value"), MALFORMED.items(), ids=MALFORMED)
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_a_malformed_file(old, new, path, value, which, capsys):
+    """Not 1, which means a regression."""
+    for results in (old, new):
+        results.save()
+    directory = {"old": old, "new": new}[which].directory
+    file = directory / "results.json"
+    document = json.loads(file.read_text())
+    break_(document, path, value)
+    file.write_text(json.dumps(document))
+    assert cli.main(["compare", str(old.directory), str(new.directory)]) == 2
+    assert f"{file} is not a result file of attnops-bench" in capsys.readouterr().err
+    assert cli.main(["report", str(directory), "--output", str(directory / "report")]) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", "\0", '{"schema": "1"}', "3"])
+def test_a_file_of_something_else(old, new, text, capsys):
+    old.save()
+    new.save()
+    (new.directory / "results.json").write_text(text)
+    assert cli.main(["compare", str(old.directory), str(new.directory)]) == 2
+    assert str(new.directory / "results.json") in capsys.readouterr().err
+
+
+def test_a_figure_of_zero(old, new, capsys):
+    """Nothing takes no time; a ratio to it would be no number."""
+    cell = old.tables[SPEED]["rows"][256]["cells"]["attnops"]["kept"]
+    cell["value"] = 0
+    assert run(old, new) == 2
+    assert f"{SPEED}, row 256, attnops, kept has no number above 0" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnops.bench import plots, published, view
+from attnops.bench import files, plots, published, view
 from attnops.bench.results import Results
 
 NAME = "index.html"
@@ -216,11 +216,6 @@ def html(results: Results) -> str:
 def write(results: Results, directory: Path) -> Path:
     """Writes index.html into the directory, which is made; returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
-    page, partial = directory / NAME, directory / f".{NAME}.part"
-    try:
-        partial.write_text(html(results))
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    partial.replace(page)
+    page = directory / NAME
+    files.write(page, html(results))
     return page

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnops.bench import view
+from attnops.bench import document, files, view
 from attnops.bench.tables import Case, Column, Table, operators
 
 SCHEMA = 1
@@ -45,18 +45,22 @@ class Results:
         """From a result directory or its results.json."""
         file = path / NAME if path.is_dir() else path
         try:
-            document = json.loads(file.read_text())
-            if document["schema"] != SCHEMA:
-                raise BadResults(f"{file} has schema {document['schema']}; expected {SCHEMA}")
-            results = cls(file.parent, document["environment"], document.get("settings"))
-            results.missing = document.get("missing", {})
-            for id_, data in document["tables"].items():
-                rows = {int(n): row for n, row in data["rows"].items()}
-                results.tables[id_] = {**data, "rows": rows}
+            content = json.loads(file.read_text())
+            schema = content.get("schema") if isinstance(content, dict) else None
+            if isinstance(schema, int) and schema != SCHEMA:
+                raise BadResults(f"{file} has schema {schema}; expected {SCHEMA}")
+            document.check(content)
         except OSError as error:
             raise BadResults(f"cannot read {file}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadResults(f"{file} is not a result file of attnops-bench") from error
+        except ValueError as error:
+            raise BadResults(f"{file} is not a result file of attnops-bench: no JSON") from error
+        except document.Malformed as error:
+            raise BadResults(f"{file} is not a result file of attnops-bench: {error}") from error
+        results = cls(file.parent, content["environment"], content.get("settings"))
+        results.missing = content.get("missing", {})
+        for id_, data in content["tables"].items():
+            rows = {int(n): row for n, row in data["rows"].items()}
+            results.tables[id_] = {**data, "rows": rows}
         return results
 
     def begin(self, table: Table, columns: list[Column]) -> None:
@@ -158,29 +162,20 @@ class Results:
     def save(self) -> None:
         """Writes everything measured so far; a file is never seen half written."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        document = {
+        content = {
             "schema": SCHEMA,
             "environment": self.environment,
             "settings": self.settings,
             "missing": self.missing,
             "tables": self.tables,
         }
-        self._write(NAME, json.dumps(document, indent=1))
+        files.write(self.directory / NAME, json.dumps(content, indent=1))
 
     def save_csv(self, table: Table) -> None:
         """The frame, behind lines that start with `#` and say where it was made."""
         about = "".join(f"# {key}: {value}\n" for key, value in self.environment.items())
         frame = self.frame(table, detailed=True)
-        self._write(f"{table.id}.csv", about + frame.to_csv(index=False))
-
-    def _write(self, name: str, text: str) -> None:
-        partial = self.directory / f".{name}.part"
-        try:
-            partial.write_text(text)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
-        partial.replace(self.directory / name)
+        files.write(self.directory / f"{table.id}.csv", about + frame.to_csv(index=False))
 
 
 def link_latest(directory: Path) -> None:
