@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from attnops.bench import plots, published, view
-from attnops.bench.report import number, percent, times
-from attnops.bench.results import SCHEMA, Results
+from attnops_bench import plots, published, view
+from attnops_bench.report import number, percent, times
+from attnops_bench.results import SCHEMA, Results
 
 ROOT = Path(__file__).resolve().parent.parent
 README_TEXT = """\

@@ -1,4 +1,4 @@
-"""Makes python/attnops/bench/published.json from the published A800 tables.
+"""Makes python/attnops_bench/published.json from the published A800 tables.
 
     python scripts/published_tables.py DIRECTORY
 
@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-OUTPUT = Path(__file__).resolve().parent.parent / "python/attnops/bench/published.json"
+OUTPUT = Path(__file__).resolve().parent.parent / "python/attnops_bench/published.json"
 TITLE = re.compile(r"^(\w+?)-(speed|memory)-(fwd|bwd)-\S+(?=:$)")
 # Names have single blanks in them, columns at least two between them but for the first.
 GAP = re.compile(r"\s{2,}")

@@ -1,11 +1,12 @@
-"""The entry point of attnops-bench, outside attnops, which cannot be imported without torch."""
+"""attnops-bench: what each operator costs on this machine, next to PyTorch and to its limit."""
 
 import sys
 
 
 def main() -> int:
+    """The command; a package that it lacks is one line and exit code 2."""
     try:
-        from attnops.bench.cli import main as run
+        from attnops_bench.cli import main as run
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         extra = "torch" if package == "torch" else "'attnops[bench]'"

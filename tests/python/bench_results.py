@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from attnops.bench import published
-from attnops.bench.results import UNITS, Results
+from attnops_bench import published
+from attnops_bench.results import UNITS, Results
 
 ROLES = {
     "attnops": "attnops",

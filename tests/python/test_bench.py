@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import attnops
-from attnops.bench import cli, measure, processes, random_inputs, worker
-from attnops.bench.operators.lrpe_rotate import OPERATOR
-from attnops.bench.reference import tolerance
-from attnops.bench.results import Results
-from attnops.bench.runner import Runner, Settings
-from attnops.bench.tables import DTYPES, Case, Cost, all_tables
+from attnops_bench import cli, measure, processes, random_inputs, worker
+from attnops_bench.operators.lrpe_rotate import OPERATOR
+from attnops_bench.reference import tolerance
+from attnops_bench.results import Results
+from attnops_bench.runner import Runner, Settings
+from attnops_bench.tables import DTYPES, Case, Cost, all_tables
 
 PUBLISHED = [
     "lrpe_rotate-speed-fwd-batch12-head12-dim128-act_none-bf16",

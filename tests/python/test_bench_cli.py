@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from attnops.bench import cli, files, published, report, selection
-from attnops.bench.operators.flao import KEEPS
-from attnops.bench.results import Results
-from attnops.bench.tables import all_tables, operators
+from attnops_bench import cli, files, published, report, selection
+from attnops_bench.operators.flao import KEEPS
+from attnops_bench.results import Results
+from attnops_bench.tables import all_tables, operators
 from bench_results import make_results
 
 SMALL = ["--sizes", "16", "--rounds", "1", "--batch", "1", "--peers", "to", "--threads", "1"]
@@ -67,7 +67,7 @@ def fake_workers(monkeypatch):
 
     def install(interrupt_at: int | None = None) -> FakeWorkers:
         workers = FakeWorkers(interrupt_at)
-        monkeypatch.setattr("attnops.bench.runner.Workers", lambda: workers)
+        monkeypatch.setattr("attnops_bench.runner.Workers", lambda: workers)
         return workers
 
     return install

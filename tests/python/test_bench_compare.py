@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attnops.bench import cli, compare
-from attnops.bench.results import Results
+from attnops_bench import cli, compare
+from attnops_bench.results import Results
 from bench_results import make_results
 
 SPEED = "lrpe_rotate-speed-fwd-batch12-head12-dim128-act_none-bf16"

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import attnops
-from attnops.bench import measure
-from attnops.bench.operators.flao import KEEPS, OPERATOR
-from attnops.bench.tables import Case
+from attnops_bench import measure
+from attnops_bench.operators.flao import KEEPS, OPERATOR
+from attnops_bench.tables import Case
 
 TITLES = [
     f"flao-{kind}-{direction}-batch12-head12-dim128-dim128-bf16"

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import attnops
-from attnops.bench import environment, measure, published
-from attnops.bench.operators.flao_fal import GROUPS, OPERATOR
-from attnops.bench.runner import columns_of
-from attnops.bench.tables import Case, all_tables
+from attnops_bench import environment, measure, published
+from attnops_bench.operators.flao_fal import GROUPS, OPERATOR
+from attnops_bench.runner import columns_of
+from attnops_bench.tables import Case, all_tables
 
 ACTS = {"silu": GROUPS[""], "softmax": list(GROUPS.values())[1]}
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from attnops.bench import cli, measure, worker
-from attnops.bench.operators.md_lrpe_cosine import OPERATOR
-from attnops.bench.tables import Case, all_tables
+from attnops_bench import cli, measure, worker
+from attnops_bench.operators.md_lrpe_cosine import OPERATOR
+from attnops_bench.tables import Case, all_tables
 
 SIZES = {
     1: (256, 512, 1024, 2048, 4096, 8192, 16384, 32768),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnops.bench import published
+from attnops_bench import published
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "published_tables.py"
 POWERS = tuple(2**i for i in range(8, 16))

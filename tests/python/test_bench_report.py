@@ -12,7 +12,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from attnops.bench import published, report, view
+from attnops_bench import published, report, view
 from bench_results import make_results
 
 OPERATORS = ("tpa_decode", "flao", "flao_fal")

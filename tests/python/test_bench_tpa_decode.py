@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import attnops
-from attnops.bench import measure
-from attnops.bench.operators.tpa_decode import OPERATOR
-from attnops.bench.tables import Case
+from attnops_bench import measure
+from attnops_bench.operators.tpa_decode import OPERATOR
+from attnops_bench.tables import Case
 
 TITLES = [
     f"tpa_decode-{kind}-fwd-batch{batch}-head32-dim128-rank16-bf16"

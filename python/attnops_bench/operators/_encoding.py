@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attnops.bench.tables import Case, Checker, Column, Direction, Inputs, Kind
+from attnops_bench.tables import Case, Checker, Column, Direction, Inputs, Kind
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +30,12 @@ PEERS = (
 
 
 class Encoding:
-    """The methods of `attnops.bench.tables.Operator` that need torch."""
+    """The methods of `attnops_bench.tables.Operator` that need torch."""
 
     name: str
 
     def _implementation(self) -> Any:
-        return importlib.import_module(f"attnops.bench.operators._{self.name}_torch")
+        return importlib.import_module(f"attnops_bench.operators._{self.name}_torch")
 
     def inputs(self, case: Case) -> Inputs:
         return self._implementation().inputs(case)

@@ -130,7 +130,7 @@ class Operator(Protocol):
 
 def operators() -> dict[str, Operator]:
     """Every operator that has a module, by name."""
-    package = importlib.import_module("attnops.bench.operators")
+    package = importlib.import_module("attnops_bench.operators")
     names = (m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
     return {name: importlib.import_module(f"{package.__name__}.{name}").OPERATOR for name in names}
 

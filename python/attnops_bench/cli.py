@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from attnops.bench import compare, environment, report
-from attnops.bench.results import BadResults, Results, link_latest
-from attnops.bench.runner import Runner, Settings, columns_of
-from attnops.bench.selection import QUICK, Selection, select
-from attnops.bench.tables import DEFAULT_BATCH, DTYPES, Table, operators
+from attnops_bench import compare, environment, report
+from attnops_bench.results import BadResults, Results, link_latest
+from attnops_bench.runner import Runner, Settings, columns_of
+from attnops_bench.selection import QUICK, Selection, select
+from attnops_bench.tables import DEFAULT_BATCH, DTYPES, Table, operators
 
 QUICK_ROUNDS, FULL_ROUNDS = 7, 9
 CELL_SECONDS = 20.0

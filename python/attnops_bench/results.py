@@ -15,8 +15,8 @@ from typing import Any
 
 import pandas as pd
 
-from attnops.bench import document, files, view
-from attnops.bench.tables import Case, Column, Table, operators
+from attnops_bench import document, files, view
+from attnops_bench.tables import Case, Column, Table, operators
 
 SCHEMA = 1
 UNITS = {"speed": "ms", "memory": "MB"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attnops.bench.tables import (
+from attnops_bench.tables import (
     BYTES,
     DEFAULT_BATCH,
     Case,
@@ -32,7 +32,7 @@ def title(kind: Kind, batch: int, dtype: str) -> str:
 
 
 class TpaDecode:
-    """See `attnops.bench.tables.Operator`."""
+    """See `attnops_bench.tables.Operator`."""
 
     name = "tpa_decode"
     # to, toc: separate operations on the factors, eager and compiled; ton, tonc: K and V are built
@@ -97,17 +97,17 @@ class TpaDecode:
         return held + extra
 
     def inputs(self, case: Case) -> Inputs:
-        from attnops.bench.operators import _tpa_decode_torch as impl
+        from attnops_bench.operators import _tpa_decode_torch as impl
 
         return impl.inputs(case)
 
     def function(self, case: Case, column: Column, inputs: Inputs) -> Callable[..., torch.Tensor]:
-        from attnops.bench.operators import _tpa_decode_torch as impl
+        from attnops_bench.operators import _tpa_decode_torch as impl
 
         return impl.function(column)
 
     def checker(self, case: Case, inputs: Inputs) -> Checker:
-        from attnops.bench.operators import _tpa_decode_torch as impl
+        from attnops_bench.operators import _tpa_decode_torch as impl
 
         return impl.checker(case, inputs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attnops.bench.tables import BYTES, Case, Checker, Column, Cost, Direction, Inputs, Kind, Table
+from attnops_bench.tables import BYTES, Case, Checker, Column, Cost, Direction, Inputs, Kind, Table
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def shape(case: Case) -> tuple[int, int, int, int]:
 
 
 class Flao:
-    """See `attnops.bench.tables.Operator`."""
+    """See `attnops_bench.tables.Operator`."""
 
     name = "flao"
     # lao: separate operations and autograd; flao: the backward written by hand, with the same
@@ -100,17 +100,17 @@ class Flao:
         return held + 2 * kv + extra * width * tensor
 
     def inputs(self, case: Case) -> Inputs:
-        from attnops.bench.operators import _flao_torch as impl
+        from attnops_bench.operators import _flao_torch as impl
 
         return impl.inputs(case)
 
     def function(self, case: Case, column: Column, inputs: Inputs) -> Callable[..., torch.Tensor]:
-        from attnops.bench.operators import _flao_torch as impl
+        from attnops_bench.operators import _flao_torch as impl
 
         return impl.function(case, column)
 
     def checker(self, case: Case, inputs: Inputs) -> Checker:
-        from attnops.bench.operators import _flao_torch as impl
+        from attnops_bench.operators import _flao_torch as impl
 
         return impl.checker(case, inputs)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attnops.bench.operators.flao import DIM, HEADS, PASSES, QUICK_SIZES, SIZES
-from attnops.bench.tables import BYTES, Case, Checker, Column, Cost, Inputs, Table
+from attnops_bench.operators.flao import DIM, HEADS, PASSES, QUICK_SIZES, SIZES
+from attnops_bench.tables import BYTES, Case, Checker, Column, Cost, Inputs, Table
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ GROUPS: dict[str, dict[str, Any]] = {
 
 
 class FlaoFal:
-    """See `attnops.bench.tables.Operator`."""
+    """See `attnops_bench.tables.Operator`."""
 
     name = "flao_fal"
     # composed: md_lrpe_cosine with its activation on q and k, silu of g, then flao. to, toc:
@@ -92,17 +92,17 @@ class FlaoFal:
         return held + 2 * kv + cos_sin + extra * width * tensor
 
     def inputs(self, case: Case) -> Inputs:
-        from attnops.bench.operators import _flao_fal_torch as impl
+        from attnops_bench.operators import _flao_fal_torch as impl
 
         return impl.inputs(case)
 
     def function(self, case: Case, column: Column, inputs: Inputs) -> Callable[..., torch.Tensor]:
-        from attnops.bench.operators import _flao_fal_torch as impl
+        from attnops_bench.operators import _flao_fal_torch as impl
 
         return impl.function(case, column)
 
     def checker(self, case: Case, inputs: Inputs) -> Checker:
-        from attnops.bench.operators import _flao_fal_torch as impl
+        from attnops_bench.operators import _flao_fal_torch as impl
 
         return impl.checker(case, inputs)
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import attnops
-from attnops.bench import measure
-from attnops.bench.tables import Case, operators
+from attnops_bench import measure
+from attnops_bench.tables import Case, operators
 
 
 def wait_for_turn(emit: measure.Emit) -> None:

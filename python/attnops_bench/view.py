@@ -1,6 +1,6 @@
 """What the results of a table say: a pandas frame, ratios, errors, and a summary of all tables.
 
-`data` is a table of the result document (see `attnops.bench.results`).
+`data` is a table of the result document (see `attnops_bench.results`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnops.bench import published
-from attnops.bench.tables import operators
+from attnops_bench import published
+from attnops_bench.tables import operators
 
 MAIN_MODE = {"speed": "kept", "memory": "memory"}
 FASTER = {"speed": "faster than the best peer by", "memory": "smaller than the best peer by"}

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 import attnops
-from attnops.bench import reference
-from attnops.bench.operators.flao import DIM, HEADS, shape
-from attnops.bench.random_inputs import normal
-from attnops.bench.tables import SEED, Case, Checker, Column, Inputs
+from attnops_bench import reference
+from attnops_bench.operators.flao import DIM, HEADS, shape
+from attnops_bench.random_inputs import normal
+from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 Forward = Callable[..., torch.Tensor]

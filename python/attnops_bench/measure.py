@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 import attnops
-from attnops.bench.processes import KEEPING
-from attnops.bench.tables import Case, Column, Inputs, Operator
+from attnops_bench.processes import KEEPING
+from attnops_bench.tables import Case, Column, Inputs, Operator
 
 Emit = Callable[[dict[str, Any]], None]
 Cell = dict[str, Any]

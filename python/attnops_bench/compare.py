@@ -13,8 +13,8 @@ from statistics import median
 
 import pandas as pd
 
-from attnops.bench import view
-from attnops.bench.results import Results
+from attnops_bench import view
+from attnops_bench.results import Results
 
 # Memory has no quartiles: pages and the allocator's rounding make this difference.
 MEMORY_NOISE = 0.01

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from attnops.bench.operators._encoding import DIM, HEADS, PASSES, PEERS, Encoding
-from attnops.bench.tables import BYTES, Case, Column, Cost, Direction, Kind, Table
+from attnops_bench.operators._encoding import DIM, HEADS, PASSES, PEERS, Encoding
+from attnops_bench.tables import BYTES, Case, Column, Cost, Direction, Kind, Table
 
 SIZES = tuple(2**i for i in range(8, 16))
 QUICK_SIZES = (512, 2048)
@@ -29,7 +29,7 @@ def shape(case: Case) -> tuple[int, int, int, int]:
 
 
 class LrpeRotate(Encoding):
-    """See `attnops.bench.tables.Operator`."""
+    """See `attnops_bench.tables.Operator`."""
 
     name = "lrpe_rotate"
     columns = (Column("attnops", "attnops"), *PEERS)

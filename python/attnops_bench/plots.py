@@ -15,7 +15,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from attnops.bench import view
+from attnops_bench import view
 
 # What is drawn with the colour of a key gets the CSS variable of that name.
 VARIABLES = {

@@ -11,10 +11,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from attnops.bench import environment
-from attnops.bench.processes import OUT_OF_MEMORY, STOPPED, Turns, Workers
-from attnops.bench.results import Results
-from attnops.bench.tables import Case, Column, Table, operators
+from attnops_bench import environment
+from attnops_bench.processes import OUT_OF_MEMORY, STOPPED, Turns, Workers
+from attnops_bench.results import Results
+from attnops_bench.tables import Case, Column, Table, operators
 
 # Tables whose estimates stay below this share a process per mode, which saves importing torch and
 # its compiler anew. Above it a process ends with its table, so that the memory it keeps does not

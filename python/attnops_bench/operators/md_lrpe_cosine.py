@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from attnops.bench.operators._encoding import DIM, HEADS, PASSES, PEERS, Encoding
-from attnops.bench.tables import BYTES, Case, Column, Cost, Table
+from attnops_bench.operators._encoding import DIM, HEADS, PASSES, PEERS, Encoding
+from attnops_bench.tables import BYTES, Case, Column, Cost, Table
 
 # By the number of axes: n is the side of the grid.
 SIZES = {
@@ -31,7 +31,7 @@ def shape(case: Case, features: int = DIM) -> tuple[int, int, int, int]:
 
 
 class MdLrpeCosine(Encoding):
-    """See `attnops.bench.tables.Operator`."""
+    """See `attnops_bench.tables.Operator`."""
 
     name = "md_lrpe_cosine"
     # attnops_table: the angles from a table that is built outside the timing.

@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 
 import attnops
-from attnops.bench import reference
-from attnops.bench.operators._encoding import DIM
-from attnops.bench.operators._encoding_torch import (
+from attnops_bench import reference
+from attnops_bench.operators._encoding import DIM
+from attnops_bench.operators._encoding_torch import (
     DTYPES,
     Forward,
     column_tolerance,
@@ -31,8 +31,8 @@ from attnops.bench.operators._encoding_torch import (
     make_checker,
     make_inputs,
 )
-from attnops.bench.operators.lrpe_rotate import shape
-from attnops.bench.tables import Case, Checker, Column, Inputs
+from attnops_bench.operators.lrpe_rotate import shape
+from attnops_bench.tables import Case, Checker, Column, Inputs
 
 HALF = DIM // 2
 Tables = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

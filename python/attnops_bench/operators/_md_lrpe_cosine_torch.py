@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 
 import attnops
-from attnops.bench import reference
-from attnops.bench.operators._encoding import DIM, HEADS
-from attnops.bench.operators._encoding_torch import (
+from attnops_bench import reference
+from attnops_bench.operators._encoding import DIM, HEADS
+from attnops_bench.operators._encoding_torch import (
     DTYPES,
     Forward,
     column_tolerance,
@@ -39,8 +39,8 @@ from attnops.bench.operators._encoding_torch import (
     make_checker,
     make_inputs,
 )
-from attnops.bench.operators.md_lrpe_cosine import angles, grid, shape
-from attnops.bench.tables import Case, Checker, Column, Inputs
+from attnops_bench.operators.md_lrpe_cosine import angles, grid, shape
+from attnops_bench.tables import Case, Checker, Column, Inputs
 
 CosSin = tuple[torch.Tensor, torch.Tensor]
 

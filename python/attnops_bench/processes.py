@@ -81,7 +81,7 @@ class Worker:
         self._overdue: str | None = None
         # A session of its own: Ctrl-C reaches the driver only, which then kills its workers.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "attnops.bench.worker"],
+            [sys.executable, "-m", "attnops_bench.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

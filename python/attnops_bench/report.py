@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnops.bench import files, plots, published, view
-from attnops.bench.results import Results
+from attnops_bench import files, plots, published, view
+from attnops_bench.results import Results
 
 NAME = "index.html"
 PASSES = {"fwd": "forward", "bwd": "backward"}
@@ -193,7 +193,7 @@ def html(results: Results) -> str:
     missing: dict[str, list[str]] = {}
     for id_, operator in results.missing.items():
         missing.setdefault(operator, []).append(id_)
-    loader = jinja2.PackageLoader("attnops.bench", "templates")
+    loader = jinja2.PackageLoader("attnops_bench", "templates")
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from attnops.bench import published
-from attnops.bench.tables import Table, all_tables, operators
+from attnops_bench import published
+from attnops_bench.tables import Table, all_tables, operators
 
 # Every operator in both passes, time and memory, without the variants that tell little more.
 QUICK = (
@@ -43,7 +43,7 @@ class Selection:
 
 
 def _reason(operator: str) -> str:
-    return f"not available: attnops.bench.operators has no module {operator}"
+    return f"not available: attnops_bench.operators has no module {operator}"
 
 
 def select(batch: int, dtypes: tuple[str, ...], patterns: tuple[str, ...] | None) -> Selection:

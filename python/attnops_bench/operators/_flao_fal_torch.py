@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 
 import attnops
-from attnops.bench import reference
-from attnops.bench.operators._encoding_torch import DTYPES, Forward, compiled
-from attnops.bench.operators.flao import DIM, HEADS, shape
-from attnops.bench.random_inputs import normal
-from attnops.bench.tables import SEED, Case, Checker, Column, Inputs
+from attnops_bench import reference
+from attnops_bench.operators._encoding_torch import DTYPES, Forward, compiled
+from attnops_bench.operators.flao import DIM, HEADS, shape
+from attnops_bench.random_inputs import normal
+from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
 Array = reference.Array
 Tensor = torch.Tensor

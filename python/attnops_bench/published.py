@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
-from attnops.bench.tables import Direction, Kind
+from attnops_bench.tables import Direction, Kind
 
 PublishedRole = Literal["fused", "torch"]
 
@@ -40,7 +40,7 @@ class Published:
 
 @cache
 def _document() -> dict:
-    return json.loads(resources.files("attnops.bench").joinpath("published.json").read_text())
+    return json.loads(resources.files("attnops_bench").joinpath("published.json").read_text())
 
 
 def machine() -> str:

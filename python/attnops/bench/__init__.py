@@ -1,1 +1,0 @@
-"""attnops-bench: what each operator costs on this machine, next to PyTorch and to its limit."""

@@ -1,8 +1,0 @@
-"""`python -m attnops.bench` is `attnops-bench`."""
-
-import sys
-
-from attnops.bench.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
