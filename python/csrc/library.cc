@@ -11,7 +11,6 @@
 #include "flao.h"
 #include "pool.h"
 #include "tensors.h"
-#include "tpa_decode_naive.h"
 
 namespace attnops::torch_binding {
 namespace {
@@ -187,9 +186,6 @@ STABLE_TORCH_LIBRARY(attnops, m) {
   m.def(
       "tpa_decode(Tensor aq, Tensor ak, Tensor av, Tensor bq, Tensor bk, Tensor bv, float? scale, "
       "float? scale_q, float scale_k, float scale_v, int split) -> Tensor");
-  m.def(
-      "tpa_decode_naive(Tensor aq, Tensor ak, Tensor av, Tensor bq, Tensor bk, Tensor bv) -> "
-      "Tensor");
   m.def("empty_cache() -> ()");
   m.def("get_target() -> str");
   m.def("set_target(str name) -> ()");
@@ -206,7 +202,6 @@ STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {
   m.impl("flao_fal_backward", TORCH_BOX(&attnops::torch_binding::FlaoFalBackward));
   m.impl("lrpe_rotate", TORCH_BOX(&attnops::torch_binding::LrpeRotate));
   m.impl("tpa_decode", TORCH_BOX(&attnops::torch_binding::TpaDecode));
-  m.impl("tpa_decode_naive", TORCH_BOX(&attnops::torch_binding::TpaDecodeNaive));
   m.impl("lrpe_rotate_backward", TORCH_BOX(&attnops::torch_binding::LrpeRotateBackward));
   m.impl("md_lrpe_cosine", TORCH_BOX(&attnops::torch_binding::MdLrpeCosine));
   m.impl("md_lrpe_cosine_backward", TORCH_BOX(&attnops::torch_binding::MdLrpeCosineBackward));

@@ -60,8 +60,6 @@ def function(column: Column) -> Forward:
     if column.name.startswith("attnops"):
         split = column.name.removeprefix("attnops").removeprefix("_") or "auto"
         return lambda *args: attnops.tpa_decode(*args, split=split)
-    if column.name == "naive_cc":
-        return torch.ops.attnops.tpa_decode_naive
     form = _naive if column.name.startswith("ton") else _factored
     if column.name.endswith("_up"):
         form = _upcast(form)
@@ -100,13 +98,11 @@ def _allowed(case: Case, column: Column, expected: _Expected) -> Array:
     """float32 arithmetic, and the roundings to the type.
 
     Peers in the tensors' type round q or bq·bkᵀ, the scores or K, the softmax, and its product with
-    av or V; naive_cc rounds K and V.
+    av or V.
     """
     arithmetic = reference.tolerance(case.dtype, roundings=0, depth=case.n).relative
     roundoff = reference.ROUNDOFF[case.dtype]
-    in_type = column.name == "naive_cc" or (
-        column.role == "peer" and not column.name.endswith("_up")
-    )
+    in_type = column.role == "peer" and not column.name.endswith("_up")
     of_scores = arithmetic * (expected.all_terms + expected.spread)
     of_weights = arithmetic
     if in_type:

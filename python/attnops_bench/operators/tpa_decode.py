@@ -36,7 +36,7 @@ class TpaDecode:
 
     name = "tpa_decode"
     # to, toc: separate operations on the factors, eager and compiled; ton, tonc: K and V are built
-    # first; _up: computed in float32, rounded at the end. naive_cc: the latter as loops in C++.
+    # first; _up: computed in float32, rounded at the end.
     columns = (
         Column("attnops", "attnops"),
         Column("attnops_b", "extra"),
@@ -50,7 +50,6 @@ class TpaDecode:
         Column("toc_up", "peer", compiled=True),
         Column("ton_up", "peer"),
         Column("tonc_up", "peer", compiled=True),
-        Column("naive_cc", "extra"),
     )
 
     def tables(self, batch: int, dtype: str) -> list[Table]:
@@ -92,7 +91,7 @@ class TpaDecode:
         width = BYTES["f32"] if column.name.endswith("_up") else BYTES[case.dtype]
         scores = case.options["batch"] * HEADS * case.n * BYTES["f32"]
         extra = 4 * scores + (2 * held if column.name.endswith("_up") else 0)
-        if column.name.startswith(("ton", "naive")):
+        if column.name.startswith("ton"):
             extra += 3 * case.options["batch"] * HEADS * case.n * DIM * width
         return held + extra
 
