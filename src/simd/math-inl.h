@@ -18,27 +18,35 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
+// Whether Min and Max give their second operand where one is a NaN. Elsewhere they give the number.
+#undef ATTNOPS_MIN_MAX_GIVE_SECOND
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#define ATTNOPS_MIN_MAX_GIVE_SECOND 1
+#else
+#define ATTNOPS_MIN_MAX_GIVE_SECOND 0
+#endif
+
 // The larger or the smaller of the two, x where it is a NaN.
 template <int N>
 HWY_INLINE Pack<N> AtLeast(float bound, const Pack<N>& x) {
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+#if ATTNOPS_MIN_MAX_GIVE_SECOND
+  return Max(Fill<N>(bound), x);
+#else
   const VF b = hn::Set(DF(), bound);
   return MakePack<N>(
       [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::IfThenElse(hn::Lt(x.v[i], b), b, x.v[i]); });
-#else
-  return Max(Fill<N>(bound), x);  // x86 gives the second operand, Arm the NaN
 #endif
 }
 
 template <int N>
 HWY_INLINE Pack<N> AtMost(float bound, const Pack<N>& x) {
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+#if ATTNOPS_MIN_MAX_GIVE_SECOND
+  return MakePack<N>([&](int i)
+                         ATTNOPS_INLINE_LAMBDA { return hn::Min(hn::Set(DF(), bound), x.v[i]); });
+#else
   const VF b = hn::Set(DF(), bound);
   return MakePack<N>(
       [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::IfThenElse(hn::Gt(x.v[i], b), b, x.v[i]); });
-#else
-  return MakePack<N>([&](int i)
-                         ATTNOPS_INLINE_LAMBDA { return hn::Min(hn::Set(DF(), bound), x.v[i]); });
 #endif
 }
 

@@ -35,6 +35,17 @@ using MF = hn::Mask<DF>;
 
 template <int N, class V = VF>
 struct Pack {
+#if HWY_ARCH_ARM
+  // NEON's vectors have constructors. g++ compiles implicit constructors of what holds them without
+  // the target's instructions and then cannot inline those, so here they are written down.
+  struct Vectors {
+    V v[N];
+  };
+  HWY_INLINE Pack() {}
+  HWY_INLINE Pack(const Vectors& from) {  // NOLINT(google-explicit-constructor): Pack<2>{{a, b}}
+    for (int i = 0; i < N; ++i) v[i] = from.v[i];
+  }
+#endif
   V v[N];
 };
 

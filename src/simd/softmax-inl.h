@@ -45,9 +45,8 @@ void StartColumns(float* columns, std::int64_t n) {
   std::fill_n(columns + n, (kRows - 1) * n, 0.0f);
 }
 
-// Adds at most kMaxTokens tokens to N vectors of columns, first in registers: Start, and
-// AddTokens for one or two at a time. If then ExceedsShift(), all of it is to be done again with a
-// new shift.
+// Adds at most kMaxTokens tokens to N vectors of columns, first in registers: AddTokens for one or
+// two at a time. If then ExceedsShift(), all of it is to be done again with a new shift.
 template <int N, Accuracy kAccuracy>
 struct ColumnSums {
   static constexpr int kMaxTokens = 16;
@@ -57,12 +56,8 @@ struct ColumnSums {
 
   Pack<N> shift, max, sum, dot;
 
-  HWY_INLINE void Start(const Pack<N>& new_shift) {
-    shift = new_shift;
-    max = new_shift;
-    sum = Fill<N>(0.0f);
-    dot = Fill<N>(0.0f);
-  }
+  HWY_INLINE explicit ColumnSums(const Pack<N>& shift)
+      : shift(shift), max(shift), sum(Fill<N>(0.0f)), dot(Fill<N>(0.0f)) {}
   HWY_INLINE void AddTokens(const Pack<N>& x) {
     if constexpr (kTracksMax) max = Max(max, x);
     sum = Add(sum, ExpDifference<kAccuracy>(x, shift));

@@ -156,7 +156,7 @@ HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk 
       const Chunk scores = Mul(Chunk{{sums.v[2 * r], sums.v[2 * r + 1]}},
                                block.LoadFactors(problem.ak, first + r, c));
       StoreChunk(scores, RowOf(work.s, c, first + r));
-      max = Max(scores, max);  // not a NaN, on x86
+      max = Max(scores, max);  // not a NaN
     });
   }
   return max;

@@ -116,9 +116,8 @@ void AddColumns(const EncodingProblem& problem, const EncodingRegion& region,
     float* sums_row = shifts + kParts * shape.width;
     float* dots_row = sums_row + kParts * shape.width;
     const auto sum_tokens = [&](const Piece<kParts, K>& shift) ATTNOPS_INLINE_LAMBDA {
-      ColumnSums<2 * kParts * K, AccuracyFor<T>()> sums;
+      ColumnSums<2 * kParts * K, AccuracyFor<T>()> sums(shift);
       static_assert(kColumnTokens <= sums.kMaxTokens);
-      sums.Start(shift);
       std::int64_t t = region.token_begin;
       if constexpr (kTokens == 2) {
         for (; t + 1 < region.token_end; t += 2) {
