@@ -114,7 +114,11 @@ struct Block {
 // are still in L1 when they are used.
 template <typename T>
 HWY_INLINE void MultiplyKeys(const Block<T>& block, FetchAhead& ahead) {
-  const auto& [problem, batch, heads, tokens, work] = block;
+  // Not a structured binding, which clang before 16 does not capture.
+  const Problem& problem = block.problem;
+  const Workspace& work = block.work;
+  const std::int64_t batch = block.batch;
+  const Range heads = block.heads, tokens = block.tokens;
   constexpr std::int64_t kTokens = kTileChunks * kMaxChunk;
   for (std::int64_t first = 0; first < tokens.size(); first += kTokens) {
     const std::int64_t count = std::min(kTokens, tokens.size() - first);
@@ -141,7 +145,9 @@ HWY_INLINE void MultiplyKeys(const Block<T>& block, FetchAhead& ahead) {
 // s = tᵀ·aqᵀ for chunk c of the heads, times ak. Returns the largest, or `max`.
 template <typename T>
 HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk max) {
-  const auto& [problem, batch, heads, tokens, work] = block;
+  const Problem& problem = block.problem;
+  const Range tokens = block.tokens;
+  const Workspace& work = block.work;
   const float* HWY_RESTRICT aq = RowOf(work.aq, c, 0);
   for (std::int64_t first = 0; first < tokens.size(); first += kTokenRows) {
     const Pack<2 * kTokenRows> sums = AddSteps<kTokenRows, 1>(
@@ -284,7 +290,10 @@ struct AddValues {
 template <typename T>
 HWY_INLINE void MultiplyValues(const Block<T>& block, bool before, const Panels& out,
                                FetchAhead& ahead) {
-  const auto& [problem, batch, heads, tokens, work] = block;
+  const Problem& problem = block.problem;
+  const Workspace& work = block.work;
+  const std::int64_t batch = block.batch;
+  const Range heads = block.heads, tokens = block.tokens;
   ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
     MultiplyRows<Left::kTransposed>(
         ColumnsFrom(work.s, place), RowOf<T>(problem.bv, batch, tokens.begin), problem.bv.row,

@@ -245,7 +245,7 @@ HWY_INLINE void RunRows(const StagedRows<T>& staged, const StageTile& tile, std:
       known[row()].angles = staged.angles.At(row0 + row(), j);
     });
   }
-  const auto load_factor = [&] ATTNOPS_INLINE_LAMBDA {
+  const auto load_factor = [&]() ATTNOPS_INLINE_LAMBDA {
     return JoinRows<V, kRows>([&](int row) ATTNOPS_INLINE_LAMBDA {
       return LoadPiece<kParts, 1>(shape, staged.factor[row0 + row], j, n);
     });
