@@ -39,9 +39,9 @@ def type_name(tensor: Tensor) -> str:
 
 
 def are_tensors(op: str, **values: Tensor) -> None:
-    """For real tensors too: what torch's own message would not name, and what it would not say.
+    """For real tensors too: every value is a tensor, and none has a forward-mode tangent.
 
-    Forward-mode derivatives do not exist, and torch takes a tangent that nothing asks for as zero.
+    torch would name no argument, and would take the tangent of the result as zero.
     """
     for name, value in values.items():
         if not isinstance(value, Tensor):

@@ -1,7 +1,24 @@
-#include "flao.h"
+// flao and flao_fal, which adds activations and a position encoding, as torch.ops.attnops.*
+#include <attnops/attnops.h>
+#include <torch/csrc/stable/library.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tensors.h"
 
 namespace attnops::torch_binding {
 namespace {
+
+// out, kv and qkv; what is not kept is an empty tensor of one axis.
+using KeptTensors = std::tuple<Tensor, Tensor, Tensor>;
+// Sizes of a grid, or none.
+using Shape = std::optional<std::vector<std::int64_t>>;
+// dq, dk, dv and dg.
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 // What a forward keeps; each keeps what those before it do.
 enum class Keep { kNone, kKv, kKvQkv };
@@ -88,8 +105,6 @@ void SetPositions(FlaoFalOptions& options, std::optional<Tensor>& theta, const S
   options.l = l;
 }
 
-}  // namespace
-
 KeptTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                  std::int64_t keep) {
   constexpr char kOp[] = "flao";
@@ -114,6 +129,7 @@ Gradients FlaoBackward(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return {dq, dk, dv, dg};
 }
 
+// A missing shape and an empty one are the same: an exported program does not tell them apart.
 KeptTensors FlaoFal(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                     std::optional<Tensor> theta, std::int64_t q_act,
                     std::optional<std::int64_t> q_dim, std::int64_t k_act,
@@ -153,4 +169,30 @@ Gradients FlaoFalBackward(const Tensor& q, const Tensor& k, const Tensor& v, con
   return {dq, dk, dv, dg};
 }
 
+}  // namespace
 }  // namespace attnops::torch_binding
+
+STABLE_TORCH_LIBRARY_FRAGMENT(attnops, m) {
+  m.def(
+      "flao(Tensor q, Tensor k, Tensor v, Tensor g, int keep) -> (Tensor out, Tensor kv, "
+      "Tensor qkv)");
+  m.def(
+      "flao_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
+      "Tensor? qkv) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
+  m.def(
+      "flao_fal(Tensor q, Tensor k, Tensor v, Tensor g, Tensor? theta, int q_act, int? q_dim, "
+      "int k_act, int? k_dim, int v_act, int? v_dim, int g_act, int? g_dim, int lrpe, "
+      "SymInt[]? shape, SymInt offset, SymInt l, int keep) -> (Tensor out, Tensor kv, Tensor qkv)");
+  m.def(
+      "flao_fal_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
+      "Tensor? qkv, Tensor? theta, int q_act, int? q_dim, int k_act, int? k_dim, int v_act, "
+      "int? v_dim, int g_act, int? g_dim, int lrpe, SymInt[]? shape, SymInt offset, SymInt l) -> "
+      "(Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {
+  m.impl("flao", TORCH_BOX(&attnops::torch_binding::Flao));
+  m.impl("flao_backward", TORCH_BOX(&attnops::torch_binding::FlaoBackward));
+  m.impl("flao_fal", TORCH_BOX(&attnops::torch_binding::FlaoFal));
+  m.impl("flao_fal_backward", TORCH_BOX(&attnops::torch_binding::FlaoFalBackward));
+}
