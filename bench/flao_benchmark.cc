@@ -9,7 +9,7 @@
 
 #include "bench/random_tensor.h"
 #include "bench/rate.h"
-#include "src/simd/matmul_testing.h"
+#include "tests/gemm/panel_product.h"
 
 namespace {
 
@@ -27,7 +27,7 @@ void BM_PanelProduct(benchmark::State& state, bool transposed) {
   const std::int64_t size = state.range(0);
   const double peak = attnops::MeasureFmaPeak(kPeakSeconds);
   const std::vector<float> ones(static_cast<std::size_t>(size * size), 1.0f);
-  attnops::simd::PanelProduct product(size, size, size, transposed);
+  attnops::gemm::PanelProduct product(size, size, size, transposed);
   product.Fill(ones.data(), ones.data());
   for (auto _ : state) product.Run(false);
   SetRate(state, 2.0 * static_cast<double>(size * size * size), peak);

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "src/core/assert.h"
+
 namespace attnops {
 
 // Aligned memory that belongs to one call. A thread keeps the memory of its last call, up to
@@ -33,6 +35,7 @@ class Scratch {
   T* Take(std::int64_t count) {
     std::byte* result = next_;
     next_ += Size<T>(count);
+    ATTNOPS_DASSERT(next_ <= data_ + bytes_);
     return reinterpret_cast<T*>(result);
   }
 

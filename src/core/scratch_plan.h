@@ -2,10 +2,11 @@
 #ifndef ATTNOPS_SRC_CORE_SCRATCH_PLAN_H_
 #define ATTNOPS_SRC_CORE_SCRATCH_PLAN_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "src/core/assert.h"
 #include "src/core/scratch.h"
 
 namespace attnops {
@@ -24,12 +25,12 @@ class ScratchPlan {
  public:
   // `count` arrays of `size` floats.
   void Add(Arrays& arrays, std::int64_t size, std::int64_t count) {
-    entries_.push_back({&arrays, Padded(size), count});
+    Append({&arrays, Padded(size), count});
     shared_ += Padded(size) * count;
   }
   // An array for each worker.
   void AddForWorkers(Arrays& arrays, std::int64_t size) {
-    entries_.push_back({&arrays, Padded(size), kForWorkers});
+    Append({&arrays, Padded(size), kForWorkers});
     worker_ += Padded(size);
   }
 
@@ -38,7 +39,8 @@ class ScratchPlan {
   }
   void Take(Scratch& scratch, int workers) const {
     float* of_worker = scratch.Take<float>(workers * worker_);
-    for (const Entry& entry : entries_) {
+    for (int i = 0; i < count_; ++i) {
+      const Entry& entry = entries_[i];
       if (entry.count == kForWorkers) {
         *entry.arrays = {of_worker, worker_};
         of_worker += entry.size;
@@ -55,11 +57,16 @@ class ScratchPlan {
     std::int64_t size, count;
   };
 
+  void Append(const Entry& entry) {
+    ATTNOPS_DASSERT(count_ < static_cast<int>(entries_.size()));
+    entries_[count_++] = entry;
+  }
   static std::int64_t Padded(std::int64_t size) {
     return static_cast<std::int64_t>(Scratch::Size<float>(size) / sizeof(float));
   }
 
-  std::vector<Entry> entries_;
+  std::array<Entry, 24> entries_;
+  int count_ = 0;
   std::int64_t shared_ = 0, worker_ = 0;  // floats
 };
 

@@ -25,6 +25,7 @@
 
 #include "attnops/types.h"
 #include "src/core/numeric.h"
+#include "src/simd/capabilities-inl.h"
 #include "src/simd/pack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -45,16 +46,6 @@ HWY_INLINE std::int64_t Padded(std::int64_t columns) {
   return RoundUp(columns, static_cast<std::int64_t>(ChunkSize()));
 }
 
-// Whether Highway converts float16 with the hardware's instructions; elsewhere its
-// stores are wrong and ours are used.
-#undef ATTNOPS_HARDWARE_F16
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SSSE3 || \
-    HWY_TARGET == HWY_SSE4
-#define ATTNOPS_HARDWARE_F16 0
-#else
-#define ATTNOPS_HARDWARE_F16 1
-#endif
-
 template <typename T>
 struct IsInterleaved {
   static constexpr bool kValue = false;
@@ -65,7 +56,7 @@ struct IsInterleaved<BFloat16> {
 };
 template <>
 struct IsInterleaved<Float16> {
-  static constexpr bool kValue = ATTNOPS_HARDWARE_F16 == 0;
+  static constexpr bool kValue = ATTNOPS_HAS_F16_CONVERSION == 0;
 };
 
 // Where element i of a row goes in a float32 row of the type's storage order.
@@ -116,7 +107,7 @@ template <Payload kPayload>
 HWY_INLINE VU RoundToBFloat16(VF v) {
   const DU du;
   const VU bits = hn::BitCast(du, v);
-#if HWY_TARGET == HWY_AVX3
+#if ATTNOPS_HAS_AVX512
   const VU rounded =
       hn::IfThenElse(hn::TestBit(bits, hn::Set(du, 0x10000u)), hn::Add(bits, hn::Set(du, 0x8000u)),
                      hn::Add(bits, hn::Set(du, 0x7fffu)));
@@ -179,7 +170,7 @@ HWY_INLINE Chunk LoadChunk(const float* from) {
   return {{hn::LoadU(d, from), hn::LoadU(d, from + hn::Lanes(d))}};
 }
 
-#if HWY_TARGET == HWY_SCALAR
+#if ATTNOPS_ONE_LANE
 
 // One lane: two elements, each in a vector of its own.
 HWY_INLINE Chunk LoadChunk(const BFloat16* from) {
@@ -216,7 +207,7 @@ HWY_INLINE Chunk SplitPacked(VU packed) {
 HWY_INLINE Chunk LoadChunk(const BFloat16* from) { return SplitPacked<BFloat16>(LoadPacked(from)); }
 
 HWY_INLINE Chunk LoadChunk(const Float16* from) {
-#if ATTNOPS_HARDWARE_F16
+#if ATTNOPS_HAS_F16_CONVERSION
   const DF d;
   const hn::Rebind<hwy::float16_t, DF> d16;
   const auto* p = reinterpret_cast<const hwy::float16_t*>(from);
@@ -227,7 +218,7 @@ HWY_INLINE Chunk LoadChunk(const Float16* from) {
 #endif
 }
 
-#endif  // HWY_TARGET == HWY_SCALAR
+#endif  // ATTNOPS_ONE_LANE
 
 // A chunk as it is stored: in the type's bits, one vector of 16-bit values or two of float32.
 template <Payload kPayload = Payload::kAny>
@@ -235,7 +226,7 @@ HWY_INLINE Chunk ToStored(const Chunk& chunk, const float* /*type*/) {
   return chunk;
 }
 
-#if HWY_TARGET == HWY_SCALAR
+#if ATTNOPS_ONE_LANE
 
 // One lane: two elements, each in a vector of its own.
 using DU16 = hn::ScalableTag<std::uint16_t>;
@@ -267,7 +258,7 @@ HWY_INLINE Pack<1, VU16> ToStored(const Chunk& chunk, const BFloat16* /*type*/) 
 
 template <Payload kPayload = Payload::kAny>
 HWY_INLINE Pack<1, VU16> ToStored(const Chunk& chunk, const Float16* /*type*/) {
-#if ATTNOPS_HARDWARE_F16
+#if ATTNOPS_HAS_F16_CONVERSION
   const hn::Rebind<hwy::float16_t, DF> d16;
   const hn::Half<DU16> half;
   return {{hn::Combine(DU16(), hn::BitCast(half, hn::DemoteTo(d16, chunk.v[1])),
@@ -278,7 +269,7 @@ HWY_INLINE Pack<1, VU16> ToStored(const Chunk& chunk, const Float16* /*type*/) {
 #endif
 }
 
-#endif  // HWY_TARGET == HWY_SCALAR
+#endif  // ATTNOPS_ONE_LANE
 
 // The bits of an element: float for float32, else 16 bits.
 template <typename T>
@@ -309,7 +300,7 @@ HWY_INLINE void StoreChunk(const Chunk& chunk, T* to) {
 template <typename T>
 HWY_INLINE Chunk LoadChunkN(const T* from, std::size_t n) {
   if (HWY_LIKELY(n == ChunkSize())) return LoadChunk(from);
-#if HWY_TARGET == HWY_AVX3
+#if ATTNOPS_HAS_AVX512
   // Lanes that are masked out are not read.
   if constexpr (std::is_same_v<T, BFloat16>) {
     const DU16 d;

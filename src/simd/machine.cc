@@ -10,15 +10,15 @@
 #include <new>
 #include <vector>
 
-#include "src/core/parallel.h"
+#include "src/core/tasks.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/simd/machine.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "src/core/target.h"
 #include "src/simd/io-inl.h"
-#include "src/simd/target.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops {

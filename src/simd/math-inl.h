@@ -12,19 +12,12 @@
 
 #include <limits>
 
+#include "src/simd/capabilities-inl.h"
 #include "src/simd/io-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
-
-// Whether Min and Max give their second operand where one is a NaN. Elsewhere they give the number.
-#undef ATTNOPS_MIN_MAX_GIVE_SECOND
-#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-#define ATTNOPS_MIN_MAX_GIVE_SECOND 1
-#else
-#define ATTNOPS_MIN_MAX_GIVE_SECOND 0
-#endif
 
 // The larger or the smaller of the two, x where it is a NaN.
 template <int N>
@@ -70,11 +63,7 @@ struct ExpParts {
 
 // Whether p · 2^⌊n⌋ is one instruction, and t − ⌊t⌋ another. Then n is returned as it is.
 #undef ATTNOPS_SCALE_INSTRUCTION
-#if HWY_TARGET == HWY_AVX3
-#define ATTNOPS_SCALE_INSTRUCTION 1
-#else
-#define ATTNOPS_SCALE_INSTRUCTION 0
-#endif
+#define ATTNOPS_SCALE_INSTRUCTION ATTNOPS_HAS_AVX512
 
 // Whether exp takes every x without further ado: 0 far below, Inf far above, NaN stays.
 template <Accuracy kAccuracy>
@@ -109,8 +98,7 @@ HWY_INLINE ExpParts<N> SplitExp(const Pack<N>& x) {
   const Pack<N> log2e = Fill<N>(kSign * 0x1.715476p+0f);
   const Pack<N> sum = MulAdd(x, log2e, magic);
   const Pack<N> n = Sub(sum, magic);
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SSSE3 || \
-    HWY_TARGET == HWY_SSE4
+#if !ATTNOPS_HAS_FMA
   // Without a fused multiply-add x·log2(e) is rounded. n·ln(2) is exact for the 10 bits
   // of the first part of ln(2).
   Pack<N> r = NegMulAdd(n, Fill<N>(kSign * 0.693359375f), x);
@@ -182,7 +170,7 @@ HWY_INLINE Pack<N, MF> NotBelow(float bound, const Pack<N>& x) {
   Pack<N, MF> mask;
   const VF b = hn::Set(DF(), bound);
   for (int i = 0; i < N; ++i) {
-#if HWY_TARGET == HWY_AVX3
+#if ATTNOPS_HAS_AVX512
     mask.v[i] = MF{_mm512_cmp_ps_mask(x.v[i].raw, b.raw, _CMP_NLT_UQ)};
 #else
     mask.v[i] = hn::Not(hn::Lt(x.v[i], b));
@@ -194,7 +182,7 @@ HWY_INLINE Pack<N, MF> NotBelow(float bound, const Pack<N>& x) {
 // 1/x for x in [1, 2^126], and 0 in the lanes that are not wanted; arbitrary elsewhere.
 template <int N>
 HWY_INLINE Pack<N> ReciprocalAboveOne(const Pack<N>& x, const Pack<N, MF>& wanted) {
-#if HWY_TARGET == HWY_AVX3
+#if ATTNOPS_HAS_AVX512
   // 14 bits from the table, 28 after one step of Newton's: a division of 16 lanes
   // occupies its port four times as long.
   const Pack<N> r =

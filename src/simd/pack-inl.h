@@ -59,6 +59,15 @@ HWY_INLINE Pack<N> MakePack(const F& f) {
   (std::make_integer_sequence<int, N>());
 }
 
+// f(0), …, f(N−1) with constants, written out.
+template <int N, class F>
+HWY_INLINE void ForEach(const F& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) ATTNOPS_INLINE_LAMBDA {
+    (f(std::integral_constant<int, I>()), ...);
+  }
+  (std::make_integer_sequence<int, N>());
+}
+
 // One value in all lanes, as an operand of the functions below.
 template <int N>
 HWY_INLINE Pack<N> Fill(VF value) {
@@ -178,8 +187,7 @@ HWY_INLINE VF SumOfProducts(const Pack<N>& a, const Pack<N>& b) {
   if constexpr (N == 1) {
     return hn::Mul(a.v[0], b.v[0]);
   } else {
-    return SumOfVectors(
-        MulAdd(SecondHalf(a), SecondHalf(b), Mul(FirstHalf(a), FirstHalf(b))));
+    return SumOfVectors(MulAdd(SecondHalf(a), SecondHalf(b), Mul(FirstHalf(a), FirstHalf(b))));
   }
 }
 

@@ -1,4 +1,4 @@
-// Rows of a tensor as the columns of a Panels matrix.
+// Transposing as many vectors as a vector has lanes.
 
 #if defined(ATTNOPS_SRC_SIMD_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_SIMD_TRANSPOSE_INL_H_
@@ -9,14 +9,8 @@
 
 #include <hwy/highway.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#include "src/simd/io-inl.h"
-#include "src/simd/panels-inl.h"
-#include "src/simd/panels.h"
+#include "src/simd/capabilities-inl.h"
+#include "src/simd/pack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops {
@@ -28,7 +22,7 @@ using Square = Pack<kLanes, VU>;
 
 // Lane j of vector i becomes lane i of vector j.
 HWY_INLINE Square TransposeSquare(const Square& from) {
-#if HWY_TARGET == HWY_SCALAR
+#if ATTNOPS_ONE_LANE
   return from;
 #else
   const DU d;
@@ -48,13 +42,13 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
   if constexpr (kLanes == 4) return rows;
   // Then the blocks.
   Square to;
-#if HWY_TARGET == HWY_AVX2
+#if ATTNOPS_VECTOR_BYTES == 32
   HWY_UNROLL(4)
   for (int j = 0; j < 4; ++j) {
     to.v[j] = hn::ConcatLowerLower(d, rows.v[4 + j], rows.v[j]);
     to.v[4 + j] = hn::ConcatUpperUpper(d, rows.v[4 + j], rows.v[j]);
   }
-#elif HWY_TARGET == HWY_AVX3
+#elif ATTNOPS_VECTOR_BYTES == 64
   HWY_UNROLL(4)
   for (int j = 0; j < 4; ++j) {
     const VU lower02 = hn::ConcatLowerLower(d, rows.v[8 + j], rows.v[j]);
@@ -71,69 +65,6 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
 #endif
   return to;
 #endif
-}
-
-// `count` rows of a tensor, `stride` elements apart, as the columns of a float32 matrix of
-// `columns` rows in T's storage order. Both are padded with zeros to whole chunks.
-template <typename T>
-HWY_INLINE void LoadTransposed(const T* from, std::int64_t stride, std::int64_t count,
-                               std::int64_t columns, const Panels& to) {
-  const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  const DF d;
-  for (std::int64_t first = 0; first < Padded(count); first += kLanes) {
-    const std::int64_t rows = std::clamp<std::int64_t>(count - first, 0, kLanes);
-    float* panel = to.data + first / chunk * to.panel + first % chunk;
-    ForEachChunk(
-        columns, [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
-          const T* at = from + first * stride + column;
-          float* result = panel + column * chunk;
-          alignas(64) T padded[kLanes * kMaxChunk];
-          std::int64_t step = stride;
-          if (HWY_UNLIKELY(rows < kLanes || n < ChunkSize())) {
-            std::memset(padded, 0, sizeof(padded));
-            for (std::int64_t i = 0; i < rows; ++i) {
-              // A size that is known takes no call.
-              if (n == kLanes) {
-                std::memcpy(padded + i * chunk, at + i * stride, kLanes * sizeof(T));
-              } else {
-                std::memcpy(padded + i * chunk, at + i * stride, n * sizeof(T));
-              }
-            }
-            at = padded;
-            step = chunk;
-          }
-#if HWY_TARGET != HWY_SCALAR
-          if constexpr (IsInterleaved<T>::kValue) {
-            // A pair of elements is one lane until after it has moved.
-            Square pairs;
-            HWY_UNROLL(16)
-            for (int i = 0; i < kLanes; ++i) pairs.v[i] = LoadPacked(at + i * step);
-            pairs = TransposeSquare(pairs);
-            HWY_UNROLL(16)
-            for (int i = 0; i < kLanes; ++i) {
-              const Chunk split = SplitPacked<T>(pairs.v[i]);
-              hn::Store(split.v[0], d, result + i * chunk);
-              hn::Store(split.v[1], d, result + (kLanes + i) * chunk);
-            }
-            return;
-          }
-#endif
-          Square halves[2];
-          HWY_UNROLL(16)
-          for (int i = 0; i < kLanes; ++i) {
-            const Chunk row = LoadChunk(at + i * step);
-            halves[0].v[i] = hn::BitCast(DU(), row.v[0]);
-            halves[1].v[i] = hn::BitCast(DU(), row.v[1]);
-          }
-          for (int half = 0; half < 2; ++half) {
-            const Square square = TransposeSquare(halves[half]);
-            HWY_UNROLL(16)
-            for (int i = 0; i < kLanes; ++i) {
-              hn::Store(hn::BitCast(d, square.v[i]), d, result + (half * kLanes + i) * chunk);
-            }
-          }
-        });
-  }
 }
 
 }  // namespace HWY_NAMESPACE

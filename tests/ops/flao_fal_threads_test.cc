@@ -1,10 +1,8 @@
 // flao_fal: the same bits whatever runs the parallel-for.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <vector>
 
-#include "attnops/parallel.h"
 #include "tests/ops/flao_fal_case.h"
 #include "tests/support/parallel_fors.h"
 #include "tests/support/targets.h"
@@ -66,19 +64,13 @@ std::vector<FlaoFalSpec> Specs(DType dtype) {
 }
 
 TEST(FlaoFalThreads, SameBitsWithAnyNumberOfThreads) {
-  const ParallelRestorer restorer;
   for (const DType dtype : kAllTypes) {
     for (const FlaoFalSpec& spec : Specs(dtype)) {
       FlaoFalCase c(spec);
+      SCOPED_TRACE(c.spec().Describe());
       OnEveryTarget([&] {
         for (const Keep keep : kAllKeeps) {
-          SCOPED_TRACE(c.spec().Describe());
-          SetNumThreads(1);
-          const auto expected = c.Bits(keep);
-          for (const int threads : {2, 5}) {
-            SetNumThreads(threads);
-            EXPECT_TRUE(c.Bits(keep) == expected) << threads << " threads";
-          }
+          ExpectSameInEverySetting(kThreadCounts, [&] { return c.Bits(keep); });
         }
       });
     }
@@ -86,28 +78,14 @@ TEST(FlaoFalThreads, SameBitsWithAnyNumberOfThreads) {
 }
 
 TEST(FlaoFalThreads, SameBitsWithAnyParallelFor) {
-  const ParallelRestorer restorer;
   for (const FlaoFalSpec& spec : Specs(DType::kBFloat16)) {
     FlaoFalCase c(spec);
     SCOPED_TRACE(c.spec().Describe());
-    const auto expected = c.Bits(Keep::kNone);
-    SetParallelFor(TinyRangesFor, [] { return 64; });
-    EXPECT_TRUE(c.Bits(Keep::kNone) == expected);
-    SetParallelFor(ThreadsFor(3), [] { return 3; });
-    EXPECT_TRUE(c.Bits(Keep::kNone) == expected);
-    SetParallelFor({});
+    ExpectSameInEverySetting(kParallelFors, [&] { return c.Bits(Keep::kNone); });
   }
 }
 
 TEST(FlaoFalThreads, UsesTheGivenParallelFor) {
-  const ParallelRestorer restorer;
-  std::atomic<int> calls = 0;
-  SetParallelFor(
-      [&](std::int64_t n, const ParallelForBody& body) {
-        ++calls;
-        SerialFor(n, body);
-      },
-      [] { return 4; });
   FlaoFalCase c({.heads = 1,
                  .n = 4000,
                  .m = 4000,
@@ -115,11 +93,8 @@ TEST(FlaoFalThreads, UsesTheGivenParallelFor) {
                  .e = 16,
                  .k_act = Activation::Softmax(2),
                  .lrpe = Lrpe::kRotate});
-  c.Forward();
-  EXPECT_GT(calls, 0);
-  calls = 0;
-  c.Backward();
-  EXPECT_GT(calls, 0);
+  EXPECT_GT(ParallelForCalls([&] { c.Forward(); }), 0);
+  EXPECT_GT(ParallelForCalls([&] { c.Backward(); }), 0);
 }
 
 }  // namespace

@@ -1,10 +1,8 @@
 // flao: the same bits whatever runs the parallel-for.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <vector>
 
-#include "attnops/parallel.h"
 #include "tests/ops/flao_case.h"
 #include "tests/support/parallel_fors.h"
 #include "tests/support/targets.h"
@@ -21,19 +19,13 @@ std::vector<FlaoSpec> Specs(DType dtype) {
 }
 
 TEST(FlaoThreads, SameBitsWithAnyNumberOfThreads) {
-  const ParallelRestorer restorer;
   for (const DType dtype : kFlaoTypes) {
     for (const FlaoSpec& spec : Specs(dtype)) {
       FlaoCase c(spec);
+      SCOPED_TRACE(c.spec().Describe());
       OnEveryTarget([&] {
         for (const Keep keep : kAllKeeps) {
-          SCOPED_TRACE(spec.Describe());
-          SetNumThreads(1);
-          const auto expected = c.Bits(keep);
-          for (const int threads : {2, 5}) {
-            SetNumThreads(threads);
-            EXPECT_TRUE(c.Bits(keep) == expected) << threads << " threads";
-          }
+          ExpectSameInEverySetting(kThreadCounts, [&] { return c.Bits(keep); });
         }
       });
     }
@@ -41,34 +33,17 @@ TEST(FlaoThreads, SameBitsWithAnyNumberOfThreads) {
 }
 
 TEST(FlaoThreads, SameBitsWithAnyParallelFor) {
-  const ParallelRestorer restorer;
   for (const FlaoSpec& spec : Specs(DType::kBFloat16)) {
-    SCOPED_TRACE(spec.Describe());
     FlaoCase c(spec);
-    const auto expected = c.Bits(Keep::kNone);
-    SetParallelFor(TinyRangesFor, [] { return 64; });
-    EXPECT_TRUE(c.Bits(Keep::kNone) == expected);
-    SetParallelFor(ThreadsFor(3), [] { return 3; });
-    EXPECT_TRUE(c.Bits(Keep::kNone) == expected);
-    SetParallelFor({});
+    SCOPED_TRACE(c.spec().Describe());
+    ExpectSameInEverySetting(kParallelFors, [&] { return c.Bits(Keep::kNone); });
   }
 }
 
 TEST(FlaoThreads, UsesTheGivenParallelFor) {
-  const ParallelRestorer restorer;
-  std::atomic<int> calls = 0;
-  SetParallelFor(
-      [&](std::int64_t n, const ParallelForBody& body) {
-        ++calls;
-        SerialFor(n, body);
-      },
-      [] { return 4; });
   FlaoCase c({.heads = 1, .n = 4000, .m = 4000, .d = 16, .e = 16});
-  c.Forward();
-  EXPECT_GT(calls, 0);
-  calls = 0;
-  c.Backward();
-  EXPECT_GT(calls, 0);
+  EXPECT_GT(ParallelForCalls([&] { c.Forward(); }), 0);
+  EXPECT_GT(ParallelForCalls([&] { c.Backward(); }), 0);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Arguments that no operator can take: sizes beyond memory, unknown enumerators, outputs that
-// overlap inputs. An Error that names the argument, before anything is written. And empty tensors of
-// enormous sizes, which are nothing to do.
+// overlap inputs. An Error that names the argument, before anything is written. And empty tensors
+// of enormous sizes, which are nothing to do.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -34,9 +34,8 @@ TEST(HostileArguments, MoreElementsThanMemoryHolds) {
     const TensorView out(results.data(), shape, {0, 0, 0, 1});
     ExpectErrorNaming("lrpe_rotate", "x", [&] { LrpeRotate(x, theta, out); });
     ExpectErrorNaming("lrpe_rotate", "x", [&] { LrpeRotateBackward(x, theta, x, out); });
-    ExpectErrorNaming("md_lrpe_cosine", "x", [&] {
-      MdLrpeCosine(x, theta, out, {.shape = {shape[2]}});
-    });
+    ExpectErrorNaming("md_lrpe_cosine", "x",
+                      [&] { MdLrpeCosine(x, theta, out, {.shape = {shape[2]}}); });
     ExpectErrorNaming("flao", "q", [&] { Flao(x, x, x, x, out); });
     ExpectErrorNaming("flao_fal", "q", [&] { FlaoFal(x, x, x, x, out, {}); });
     ExpectErrorNaming("tpa_decode", "aq", [&] { TpaDecode(x, x, x, x, x, x, out); });
@@ -63,8 +62,8 @@ TEST(HostileArguments, UnknownEnumerators) {
     });
     for (int i = 0; i < 4; ++i) {
       FlaoFalOptions options;
-      *std::vector<Activation*>{&options.q_act, &options.k_act, &options.v_act,
-                                &options.g_act}[i] = act;
+      *std::vector<Activation*>{&options.q_act, &options.k_act, &options.v_act, &options.g_act}[i] =
+          act;
       ExpectErrorNaming("flao_fal", std::string(1, "qkvg"[i]) + "_act",
                         [&] { FlaoFal(x, x, x, x, out, options); });
     }
@@ -196,7 +195,8 @@ TEST(HostileArguments, FactorsWithoutFeaturesOrRank) {
   for (const std::int64_t rank : {0, 3}) {
     const ConstTensorView aq =
         rank == 0 ? none({1, 1, 2, 0}) : ConstTensorView(data.data(), {1, 1, 2, 3});
-    TpaDecode(aq, key, key, none({1, 1, rank, 0}), none({1, 2, 0}), key, {out.data(), {1, 1, 2, 2}});
+    TpaDecode(aq, key, key, none({1, 1, rank, 0}), none({1, 2, 0}), key,
+              {out.data(), {1, 1, 2, 2}});
     EXPECT_EQ(out, std::vector<float>(4, 4));  // equal weights of av·bv
     out.assign(4, 0);
   }

@@ -62,6 +62,10 @@ class RotateCase {
   // inputs as they were. Failures carry the description of the spec.
   void CheckForward();
   void CheckBackward();
+  void CheckBoth() {
+    CheckForward();
+    CheckBackward();
+  }
 
   // The same with the result in place of x or d_out, whose strides it then has.
   void CheckForwardInPlace();

@@ -1,9 +1,6 @@
 // The same bits whatever runs the parallel-for.
 #include <gtest/gtest.h>
 
-#include <atomic>
-
-#include "attnops/parallel.h"
 #include "tests/ops/lrpe_rotate_case.h"
 #include "tests/support/parallel_fors.h"
 #include "tests/support/targets.h"
@@ -68,35 +65,21 @@ TEST(LrpeRotateThreads, SameBitsWithAnyParallelFor) { ExpectSameBits(kParallelFo
 
 // Targets may differ from each other in the last bit, but not with the threads.
 TEST(LrpeRotateThreads, SameBitsWithAnyNumberOfThreadsOnEveryTarget) {
-  const ParallelRestorer restorer;
   for (const Activation& act : kDistinctActivations) {
     for (const RotateSpec& spec : Specs(DType::kBFloat16, act)) {
+      SCOPED_TRACE(spec.Describe());
       RotateCase c(spec);
-      OnEveryTarget([&] {
-        SCOPED_TRACE(spec.Describe());
-        SetNumThreads(1);
-        const Results expected = RunPasses(c);
-        SetNumThreads(5);
-        EXPECT_TRUE(RunPasses(c) == expected);
-      });
+      OnEveryTarget([&] { ExpectSameInEverySetting(kThreadCounts, [&] { return RunPasses(c); }); });
     }
   }
 }
 
-// Running twice gives the same bits too: nothing is left behind in scratch memory.
 TEST(LrpeRotateThreads, SameBitsWhenRepeatedInAnyOrder) {
-  const ParallelRestorer restorer;
-  SetNumThreads(2);
   std::vector<RotateCase> cases;
-  std::vector<Results> expected;
   for (const Activation& act : kDistinctActivations) {
     for (const RotateSpec& spec : Specs(DType::kFloat32, act)) cases.emplace_back(spec);
   }
-  for (RotateCase& c : cases) expected.push_back(RunPasses(c));
-  for (std::size_t i = cases.size(); i-- > 0;) {
-    SCOPED_TRACE(cases[i].spec().Describe());
-    EXPECT_TRUE(RunPasses(cases[i]) == expected[i]);
-  }
+  ExpectSameWhenRepeated(cases, RunPasses);
 }
 
 // The largest case is right, not only the same.
@@ -114,14 +97,6 @@ TEST(LrpeRotateThreads, LongSequenceAgainstTheReference) {
 
 // An operator of some size uses the parallel-for that it is given.
 TEST(LrpeRotateThreads, UsesTheGivenParallelFor) {
-  const ParallelRestorer restorer;
-  std::atomic<int> calls = 0;
-  SetParallelFor(
-      [&](std::int64_t n, const ParallelForBody& body) {
-        ++calls;
-        SerialFor(n, body);
-      },
-      [] { return 4; });
   for (const Activation& act : kDistinctActivations) {
     RotateCase c({.batch = 4,
                   .length = 1024,
@@ -130,12 +105,8 @@ TEST(LrpeRotateThreads, UsesTheGivenParallelFor) {
                   .theta_heads = 4,
                   .theta_features = 32,
                   .act = act});
-    calls = 0;
-    c.Forward();
-    EXPECT_GT(calls, 0) << c.spec().Describe();
-    calls = 0;
-    c.Backward();
-    EXPECT_GT(calls, 0) << c.spec().Describe();
+    EXPECT_GT(ParallelForCalls([&] { c.Forward(); }), 0) << c.spec().Describe();
+    EXPECT_GT(ParallelForCalls([&] { c.Backward(); }), 0) << c.spec().Describe();
   }
 }
 

@@ -78,6 +78,10 @@ class CosineCase {
   void CheckTable();
   void CheckForward(Angles angles = Angles::kOnTheFly);
   void CheckBackward(Angles angles = Angles::kOnTheFly);
+  void CheckBoth() {
+    CheckForward();
+    CheckBackward();
+  }
   // The same with dx in place of x, whose strides it then has.
   void CheckBackwardInPlace(Angles angles = Angles::kOnTheFly);
   // The forward and the backward on the fly, the table, and both with it.

@@ -1,7 +1,6 @@
 // The same bits whatever runs the parallel-for.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <type_traits>
 
 #include "attnops/parallel.h"
@@ -75,35 +74,21 @@ TEST(MdLrpeCosineThreads, SameBitsWithAnyParallelFor) {
 
 // Targets may differ from each other in the last bit, but not with the threads.
 TEST(MdLrpeCosineThreads, SameBitsWithAnyNumberOfThreadsOnEveryTarget) {
-  const ParallelRestorer restorer;
   for (const Activation& act : kCosinePaths) {
     for (const CosineSpec& spec : Specs(DType::kBFloat16, act)) {
+      SCOPED_TRACE(spec.Describe());
       CosineCase c(spec);
-      OnEveryTarget([&] {
-        SCOPED_TRACE(spec.Describe());
-        SetNumThreads(1);
-        const Results expected = RunPasses(c);
-        SetNumThreads(5);
-        EXPECT_TRUE(RunPasses(c) == expected);
-      });
+      OnEveryTarget([&] { ExpectSameInEverySetting(kThreadCounts, [&] { return RunPasses(c); }); });
     }
   }
 }
 
-// Running twice gives the same bits too: nothing is left behind in scratch memory.
 TEST(MdLrpeCosineThreads, SameBitsWhenRepeatedInAnyOrder) {
-  const ParallelRestorer restorer;
-  SetNumThreads(2);
   std::vector<CosineCase> cases;
-  std::vector<Results> expected;
   for (const Activation& act : kCosinePaths) {
     for (const CosineSpec& spec : Specs(DType::kFloat32, act)) cases.emplace_back(spec);
   }
-  for (CosineCase& c : cases) expected.push_back(RunPasses(c));
-  for (std::size_t i = cases.size(); i-- > 0;) {
-    SCOPED_TRACE(cases[i].spec().Describe());
-    EXPECT_TRUE(RunPasses(cases[i]) == expected[i]);
-  }
+  ExpectSameWhenRepeated(cases, RunPasses);
 }
 
 // The largest cases are right, not only the same.
@@ -162,25 +147,13 @@ TEST(MdLrpeCosineThreads, ManyBatchesAsEachAlone) {
 
 // An operator of some size uses the parallel-for that it is given.
 TEST(MdLrpeCosineThreads, UsesTheGivenParallelFor) {
-  const ParallelRestorer restorer;
-  std::atomic<int> calls = 0;
-  SetParallelFor(
-      [&](std::int64_t n, const ParallelForBody& body) {
-        ++calls;
-        SerialFor(n, body);
-      },
-      [] { return 4; });
   for (const Activation& act : kCosineActivations) {
     CosineCase c(
         {.batch = 2, .heads = 4, .shape = {16, 32}, .features = 64, .theta_heads = 4, .act = act});
     c.BuildTable();
     for (const Angles angles : kBothAngles) {
-      calls = 0;
-      c.Forward(angles);
-      EXPECT_GT(calls, 0) << c.spec().Describe();
-      calls = 0;
-      c.Backward(angles);
-      EXPECT_GT(calls, 0) << c.spec().Describe();
+      EXPECT_GT(ParallelForCalls([&] { c.Forward(angles); }), 0) << c.spec().Describe();
+      EXPECT_GT(ParallelForCalls([&] { c.Backward(angles); }), 0) << c.spec().Describe();
     }
   }
 }

@@ -169,8 +169,9 @@ TEST(TpaDecodeExtreme, InfiniteScores) {
   }
 }
 
-// An infinity in bk is a score of ±Inf with the sign of q·bk, in both orders of the products: −Inf is
-// a weight of 0. Through the rank it meets factors of both signs, which must not make a NaN of it.
+// An infinity in bk is a score of ±Inf with the sign of q·bk, in both orders of the products: −Inf
+// is a weight of 0. Through the rank it meets factors of both signs, which must not make a NaN of
+// it.
 TEST(TpaDecodeExtreme, InfiniteKey) {
   for (const DType dtype : kTpaTypes) {
     for (const std::int64_t rank : {2, 40}) {

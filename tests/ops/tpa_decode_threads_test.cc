@@ -2,7 +2,6 @@
 // at once.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -23,57 +22,38 @@ std::vector<TpaSpec> Specs(DType dtype) {
           {.dtype = dtype, .batch = 2, .m = 40, .heads = 32, .rank = 16, .d = 128, .e = 128}};
 }
 
+// The bits of every split, which are the same.
+std::vector<std::uint32_t> BitsOfAllSplits(TpaCase& c) {
+  const auto expected = c.Bits(TpaSplit::kB);
+  for (const TpaSplit split : kTpaSplits) {
+    EXPECT_TRUE(c.Bits(split) == expected) << "split " << static_cast<int>(split);
+  }
+  return expected;
+}
+
 TEST(TpaDecodeThreads, SameBitsFromAllSplitsWithAnyNumberOfThreads) {
-  const ParallelRestorer restorer;
   for (const DType dtype : kTpaTypes) {
     for (const TpaSpec& spec : Specs(dtype)) {
+      SCOPED_TRACE(spec.Describe());
       TpaCase c(spec);
-      OnEveryTarget([&] {
-        SCOPED_TRACE(spec.Describe());
-        SetNumThreads(1);
-        const auto expected = c.Bits(TpaSplit::kB);
-        for (const int threads : {1, 2, 5}) {
-          SetNumThreads(threads);
-          for (const TpaSplit split : kTpaSplits) {
-            EXPECT_TRUE(c.Bits(split) == expected)
-                << threads << " threads, split " << static_cast<int>(split);
-          }
-        }
-      });
+      OnEveryTarget(
+          [&] { ExpectSameInEverySetting(kThreadCounts, [&] { return BitsOfAllSplits(c); }); });
     }
   }
 }
 
 TEST(TpaDecodeThreads, SameBitsWithAnyParallelFor) {
-  const ParallelRestorer restorer;
   for (const TpaSpec& spec : Specs(DType::kBFloat16)) {
     SCOPED_TRACE(spec.Describe());
     TpaCase c(spec);
-    const auto expected = c.Bits(TpaSplit::kB);
-    for (const TpaSplit split : kTpaSplits) {
-      SetParallelFor(TinyRangesFor, [] { return 64; });
-      EXPECT_TRUE(c.Bits(split) == expected);
-      SetParallelFor(ThreadsFor(3), [] { return 3; });
-      EXPECT_TRUE(c.Bits(split) == expected);
-      SetParallelFor({});
-    }
+    ExpectSameInEverySetting(kParallelFors, [&] { return BitsOfAllSplits(c); });
   }
 }
 
 TEST(TpaDecodeThreads, UsesTheGivenParallelFor) {
-  const ParallelRestorer restorer;
-  std::atomic<int> calls = 0;
-  SetParallelFor(
-      [&](std::int64_t n, const ParallelForBody& body) {
-        ++calls;
-        SerialFor(n, body);
-      },
-      [] { return 4; });
   TpaCase c({.m = 4000, .heads = 8, .d = 64, .e = 64});
   for (const TpaSplit split : {TpaSplit::kAuto, TpaSplit::kBH, TpaSplit::kBN}) {
-    calls = 0;
-    c.Run(split);
-    EXPECT_GT(calls, 0);
+    EXPECT_GT(ParallelForCalls([&] { c.Run(split); }), 0);
   }
 }
 

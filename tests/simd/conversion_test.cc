@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attnops/types.h"
-#include "src/simd/simd_testing.h"
+#include "tests/simd/functions.h"
 #include "tests/support/rounding.h"
 #include "tests/support/targets.h"
 

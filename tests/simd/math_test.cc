@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "src/simd/simd_testing.h"
+#include "tests/simd/functions.h"
 #include "tests/support/rounding.h"
 #include "tests/support/targets.h"
 #include "tests/support/tolerances.h"

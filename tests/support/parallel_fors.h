@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <thread>
@@ -77,6 +78,34 @@ void ExpectSameInEverySetting(const ParallelSetting (&settings)[kCount], const R
     settings[i].set();
     EXPECT_TRUE(run() == expected) << settings[i].name;
   }
+}
+
+// run(c) gives the same for each of the cases when they are run again in the opposite order, with
+// two threads: nothing is left behind in scratch memory.
+template <typename Case, typename Run>
+void ExpectSameWhenRepeated(std::vector<Case>& cases, const Run& run) {
+  const ParallelRestorer restorer;
+  SetNumThreads(2);
+  std::vector<decltype(run(cases[0]))> expected;
+  for (Case& c : cases) expected.push_back(run(c));
+  for (std::size_t i = cases.size(); i-- > 0;) {
+    EXPECT_TRUE(run(cases[i]) == expected[i]) << cases[i].spec().Describe();
+  }
+}
+
+// How often run() calls the parallel-for that it is given, with four workers.
+template <typename Run>
+int ParallelForCalls(const Run& run) {
+  const ParallelRestorer restorer;
+  std::atomic<int> calls = 0;
+  SetParallelFor(
+      [&](std::int64_t n, const ParallelForBody& body) {
+        ++calls;
+        SerialFor(n, body);
+      },
+      [] { return 4; });
+  run();
+  return calls;
 }
 
 }  // namespace attnops::testing

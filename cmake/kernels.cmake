@@ -1,0 +1,31 @@
+# The one list of kernels: for each folder of src with a kernels-inl.h the template arguments of
+# KernelsOf that are compiled, each in a file of its own for every SIMD target.
+set(ATTNOPS_TYPES float Float16 BFloat16)
+
+# attnops_kernels(SOURCES FOLDER NAMESPACE RESULT ARGUMENTS...): appends a generated file to the
+# list SOURCES for each of the ARGUMENTS.
+function(attnops_kernels sources KERNELS_FOLDER KERNELS_NAMESPACE KERNELS_RESULT)
+  foreach(KERNELS_ARGUMENTS IN LISTS ARGN)
+    string(MAKE_C_IDENTIFIER "${KERNELS_ARGUMENTS}" name)
+    string(TOLOWER "${name}" name)
+    set(KERNELS_FILE "${PROJECT_BINARY_DIR}/kernels/${KERNELS_NAMESPACE}_${name}.cc")
+    configure_file("${PROJECT_SOURCE_DIR}/cmake/kernels.cc.in" "${KERNELS_FILE}" @ONLY)
+    list(APPEND ${sources} "${KERNELS_FILE}")
+  endforeach()
+  set(${sources} ${${sources}} PARENT_SCOPE)
+endfunction()
+
+set(encodings)
+foreach(encoding kRotate kCosine)
+  foreach(type IN LISTS ATTNOPS_TYPES)
+    list(APPEND encodings "Encoding::${encoding}, ${type}")
+  endforeach()
+endforeach()
+
+set(ATTNOPS_KERNELS)
+attnops_kernels(ATTNOPS_KERNELS ops/linear_attention linear_attention Kernels ${ATTNOPS_TYPES})
+attnops_kernels(ATTNOPS_KERNELS ops/position_encoding position_encoding Choice ${encodings})
+attnops_kernels(ATTNOPS_KERNELS ops/tensor_product_attention tensor_product_attention Kernels
+                ${ATTNOPS_TYPES})
+attnops_kernels(ATTNOPS_KERNELS positions positions Kernels ${ATTNOPS_TYPES})
+attnops_kernels(ATTNOPS_KERNELS rowops rowops Kernels ${ATTNOPS_TYPES})

@@ -1,0 +1,196 @@
+// dḠ = dO ⊙ QKV, dQ̄ = dQKV·KVᵀ and dKV = Q̄ᵀ·dQKV, with dQKV = dO ⊙ Ḡ, in one pass over q, g and
+// dO; then dK̄ = V̄·dKVᵀ and dV̄ = K̄·dKV in one over k and v. The gradients go back through the
+// stages, and where they do so tile by tile, Q̄ and K̄ come from the same tiles: their products are
+// after those of dQ̄ and dK̄.
+
+#if defined(ATTNOPS_SRC_OPS_LINEAR_ATTENTION_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_BACKWARD_INL_H_
+#undef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_BACKWARD_INL_H_
+#else
+#define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_BACKWARD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "src/ops/linear_attention/gradient-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::linear_attention {
+namespace HWY_NAMESPACE {
+
+// The kept QKV in T's storage order.
+template <typename T>
+HWY_INLINE Chunk LoadKept(const Kept<T>* from, std::size_t n) {
+  if constexpr (std::is_same_v<Kept<T>, T>) {
+    return LoadChunkN(from, n);
+  } else {
+    return LoadFloatsAs<T>(from, n);
+  }
+}
+
+// dQKV = dO ⊙ G and, if QKV was kept, dG = dO ⊙ QKV.
+template <typename T, bool kKept>
+HWY_INLINE void LoadGradient(const Rows<const T>& d_out, const Rows<const T>& g,
+                             const Rows<const Kept<T>>& qkv, const Rows<T>& dg, std::int64_t count,
+                             std::int64_t columns, const Panels& d_qkv) {
+  ForEachChunk(columns,
+               [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+                 float* to = d_qkv.data + chunk * d_qkv.panel;
+                 for (std::int64_t row = 0; row < count; ++row, to += ChunkSize()) {
+                   const Chunk gradient = LoadChunkN(d_out[row] + column, n);
+                   StoreChunk(Mul(gradient, LoadChunkN(g[row] + column, n)), to);
+                   if constexpr (kKept) {
+                     StoreChunkN<Payload::kUpper>(Mul(gradient, LoadKept<T>(qkv[row] + column, n)),
+                                                  dg[row] + column, n);
+                   }
+                 }
+               });
+}
+
+// The same where g has a stage. With a kept QKV the gradient of g comes tile by tile, as from a
+// product.
+template <typename T, bool kKept>
+HWY_INLINE void LoadStagedGradient(const Problem& problem, Goal goal, Head head, std::int64_t first,
+                                   std::int64_t count, const Blocks& blocks,
+                                   Prefetcher& prefetcher) {
+  const Operand& g = problem.g;
+  const Rows<const T> d_out = RowsOf<T>(problem.d_out, head, first);
+  const bool derives = kKept && (goal == Goal::kGradients || g.stage.SumsColumns());
+  if (!derives || !IsTiled(g, goal)) {
+    LoadOperand<T>(g, head, first, count, blocks, blocks.e, d_out);
+  }
+  if (!derives) return;
+  const StageGradient<T> gradient(g, goal, head, first, count, blocks, blocks.e, d_out, prefetcher);
+  const Rows<const Kept<T>> qkv = RowsOf<Kept<T>>(problem.kept_qkv, head, first);
+  alignas(64) float sums[kStageRows * kMaxChunk];
+  for (std::int64_t row = 0; row < count; row += kStageRows) {
+    const std::int64_t rows = std::min(kStageRows, count - row);
+    ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n, std::int64_t chunk) HWY_ATTR {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        StoreChunk(LoadKept<T>(qkv[row + i] + column, n),
+                   sums + static_cast<std::size_t>(i) * ChunkSize());
+      }
+      gradient.Tile(row, rows, chunk, {{sums, nullptr}});
+    });
+  }
+  gradient.Finish();
+}
+
+// left·right with the gradient of an operand's rows as its result. Those rows are put into the
+// block `rows` on the way, if it is given and the operand is tiled.
+template <typename T>
+HWY_INLINE void MultiplyToGradient(const Operand& operand, Goal goal, Head head, std::int64_t first,
+                                   std::int64_t count, const Blocks& blocks, const Panels& left,
+                                   const Panels& right, std::int64_t depth, std::int64_t columns,
+                                   const Panels& rows, Prefetcher& prefetcher) {
+  if (operand.stage.IsDirect()) {
+    if (goal == Goal::kMeans) return;
+    Multiply<Left::kStraight>(
+        left, right, count, depth, ChunksOf(columns),
+        StoreInRows<T, Payload::kAny>{RowsOf<T>(operand.dx, head, first), columns, prefetcher});
+  } else if (goal == Goal::kGradients || operand.stage.SumsColumns()) {
+    StageGradient<T>(operand, goal, head, first, count, blocks, rows, {}, prefetcher)
+        .Multiply(left, right, depth);
+  }
+}
+
+template <typename T, bool kKept>
+void BackwardQueryRange(const Problem& problem, Goal goal, Head head, Range range,
+                        const Blocks& blocks, const Panels& kv, const Panels& kv_transposed,
+                        const Panels& dkv) {
+  const std::int64_t D = problem.D, E = problem.E;
+  const std::int64_t inner = InnerExtent<T>(problem);
+  const bool gradients = goal == Goal::kGradients;
+  ForEachBlock(range, [&](std::int64_t first, std::int64_t count) ATTNOPS_INLINE_LAMBDA {
+    const Rows<const T> d_out = RowsOf<T>(problem.d_out, head, first);
+    const Rows<const Kept<T>> qkv = RowsOf<Kept<T>>(problem.kept_qkv, head, first);
+    const Rows<T> dg = RowsOf<T>(problem.g.dx, head, first);
+    Prefetcher prefetcher;
+    if (!IsTiled(problem.q, goal)) {
+      LoadOperand<T>(problem.q, head, first, count, blocks, blocks.d);
+    }
+    if (problem.g.stage.IsDirect()) {
+      LoadGradient<T, kKept>(d_out, RowsOf<T>(problem.g.x, head, first), qkv, dg, count, E,
+                             blocks.e);
+    } else {
+      LoadStagedGradient<T, kKept>(problem, goal, head, first, count, blocks, prefetcher);
+    }
+    const Range next = NextBlock(range, problem.N, first, blocks);
+    PrefetchBlock<T>(problem.q.x, head, next, D, prefetcher);
+    PrefetchBlock<T>(problem.g.x, head, next, E, prefetcher);
+    PrefetchBlock<T>(problem.d_out, head, next, E, prefetcher);
+    PrefetchBlock<Kept<T>>(problem.kept_qkv, head, next, E, prefetcher);
+    PrefetchBlock<T>(problem.q.dx, head, next, D, prefetcher);
+    PrefetchBlock<T>(problem.g.dx, head, next, E, prefetcher);
+    if (next.begin >= problem.N) {
+      const Range block = FirstBlock(problem.M);
+      PrefetchBlock<T>(problem.k.x, head, block, D, prefetcher);
+      PrefetchBlock<T>(problem.v.x, head, block, E, prefetcher);
+      PrefetchBlock<T>(problem.k.dx, head, block, D, prefetcher);
+      PrefetchBlock<T>(problem.v.dx, head, block, E, prefetcher);
+    }
+    prefetcher.Spread(PausesOf(count, StorageExtent<T>(E), InnerWidth(problem)) +
+                      (gradients ? PausesOf(inner, count, E) : 0) +
+                      (kKept ? 0 : PausesOf(count, inner, E)));
+    MultiplyToGradient<T>(problem.q, goal, head, first, count, blocks, blocks.e, kv_transposed,
+                          StorageExtent<T>(E), D, blocks.d, prefetcher);
+    if constexpr (!kKept) {
+      if (problem.g.stage.IsDirect()) {
+        if (gradients) {
+          Multiply<Left::kStraight>(blocks.d, kv, count, inner, ChunksOf(E),
+                                    StoreProduct<T, Kept<T>, RowsFactor<T>, Payload::kAny>{
+                                        {d_out}, dg, {}, E, prefetcher});
+        }
+      } else if (gradients || problem.g.stage.SumsColumns()) {
+        StageGradient<T>(problem.g, goal, head, first, count, blocks, {}, d_out, prefetcher)
+            .Multiply(blocks.d, kv, inner);
+      }
+    }
+    if (gradients) {
+      Multiply<Left::kTransposed>(blocks.d, blocks.e, inner, count, ChunksOf(E),
+                                  AddToMatrix{dkv, first != range.begin, prefetcher});
+    }
+  });
+}
+
+template <typename T>
+void BackwardQuery(const Problem& problem, Goal goal, Head head, Range range, const Blocks& blocks,
+                   const Panels& kv, const Panels& kv_transposed, const Panels& dkv) {
+  if (problem.kept_qkv.data != nullptr) {
+    BackwardQueryRange<T, true>(problem, goal, head, range, blocks, kv, kv_transposed, dkv);
+  } else {
+    BackwardQueryRange<T, false>(problem, goal, head, range, blocks, kv, kv_transposed, dkv);
+  }
+}
+
+template <typename T>
+void BackwardKey(const Problem& problem, Goal goal, Head head, Range range, const Blocks& blocks,
+                 const Panels& dkv, const Panels& dkv_transposed) {
+  const std::int64_t D = problem.D, E = problem.E;
+  const std::int64_t inner = InnerExtent<T>(problem);
+  ForEachBlock(range, [&](std::int64_t first, std::int64_t count) ATTNOPS_INLINE_LAMBDA {
+    if (!IsTiled(problem.k, goal)) {
+      LoadOperand<T>(problem.k, head, first, count, blocks, blocks.d);
+    }
+    LoadOperand<T>(problem.v, head, first, count, blocks, blocks.e);
+    Prefetcher prefetcher;
+    const Range next = NextBlock(range, problem.M, first, blocks);
+    PrefetchBlock<T>(problem.k.x, head, next, D, prefetcher);
+    PrefetchBlock<T>(problem.v.x, head, next, E, prefetcher);
+    PrefetchBlock<T>(problem.k.dx, head, next, D, prefetcher);
+    PrefetchBlock<T>(problem.v.dx, head, next, E, prefetcher);
+    if (next.begin >= problem.M) PrefetchNextHead<T>(problem, blocks.next, prefetcher);
+    prefetcher.Spread(PausesOf(count, StorageExtent<T>(E), InnerWidth(problem)) +
+                      PausesOf(count, inner, E));
+    MultiplyToGradient<T>(problem.k, goal, head, first, count, blocks, blocks.e, dkv_transposed,
+                          StorageExtent<T>(E), D, blocks.d, prefetcher);
+    MultiplyToGradient<T>(problem.v, goal, head, first, count, blocks, blocks.d, dkv, inner, E, {},
+                          prefetcher);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::linear_attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_OPS_LINEAR_ATTENTION_BACKWARD_INL_H_

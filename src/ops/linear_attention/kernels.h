@@ -1,0 +1,135 @@
+// Gated linear attention on blocks of tokens: what its schedule and its kernels agree on.
+//
+// Each of q, k, v and g goes through a stage on its way from memory to the products: an activation
+// and, for q and k, a position encoding. It works on the block of float32 rows that a product
+// takes, so nothing of it is written to memory; gradients come back through it tile by tile of
+// their product. A stage that does nothing is not there at all.
+#ifndef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_KERNELS_H_
+#define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_KERNELS_H_
+
+#include <cstdint>
+
+#include "attnops/types.h"
+#include "src/core/checks.h"
+#include "src/core/kernel_list.h"
+#include "src/core/tensor.h"
+#include "src/gemm/panels.h"
+#include "src/positions/angles.h"
+
+namespace attnops::linear_attention {
+
+// Tokens that are converted to float32 at a time. Sums over tokens are in registers for a whole
+// block, so adding them to KV costs little; the converted blocks and KV stay in L2.
+constexpr std::int64_t kBlockTokens = 128;
+
+// What a tensor's rows become before the products. A row has `parts` parts of `part` features,
+// one but for the rotation; each is padded to whole chunks in the blocks.
+struct Stage {
+  Activation::Kind act = Activation::Kind::kNone;
+  SoftmaxAxis axis = SoftmaxAxis::kNone;
+  int parts = 1;
+  std::int64_t part = 0;
+
+  bool encodes = false;
+  Encoding encoding = Encoding::kCosine;
+  std::int64_t placed = 0;  // features of a part that have an angle
+  std::int64_t prefix = 0;  // tokens without a position
+  AngleSource source;
+  Angles angles;  // made by the schedule
+
+  bool IsDirect() const { return act == Activation::Kind::kNone && !encodes; }
+  bool SumsRows() const { return axis == SoftmaxAxis::kFeatures; }
+  bool SumsColumns() const { return axis == SoftmaxAxis::kSequence; }
+};
+
+// A tensor of the forward, its gradient and its stage.
+struct Operand {
+  Input x;
+  Output dx;
+  Stage stage;
+  int index;  // among the four
+};
+constexpr int kOperands = 4;
+
+struct Problem {
+  std::int64_t B, H, N, M, D, E;
+  // Rows of KV, the features of an encoded q or k, are inner_parts parts of inner_part.
+  int inner_parts = 1;
+  std::int64_t inner_part = 0;
+  Operand q, k, v, g;
+  // Forward
+  Output out, kv, qkv;
+  // Backward
+  Input d_out, kept_kv, kept_qkv;
+};
+
+struct Head {
+  std::int64_t batch, head;
+};
+
+// A worker's memory.
+struct Blocks {
+  // kBlockTokens rows: of the inner features, of E, and for a gradient that a softmax needs whole
+  // rows or columns of.
+  Panels d, e, gradient;
+  // For stages: the angles of a block's tokens, and the rows of a softmax over the features or the
+  // sums of one over the sequence.
+  float* table = nullptr;
+  float* rows = nullptr;
+  // Softmax over the sequence, by the operand's index: rows of shifts, scales and means, and
+  // where the pass that finds the means adds them up.
+  const float* columns[kOperands] = {};
+  float* means[kOperands] = {};
+  // Whether the worker goes on with the tokens behind a range, to fetch the first of them; and the
+  // head that it probably takes next, to fetch its first rows (batch −1 if there is none).
+  bool goes_on = false;
+  Head next = {-1, -1};
+};
+
+// What a pass of the backward is for: the gradients, or the means of softmax over the sequence.
+enum class Goal { kGradients, kMeans };
+
+// The kernels of a type. KV and dKV are (inner,E) matrices whose rows and columns are in the
+// type's storage order, padded to whole chunks; KVᵀ and dKVᵀ are (E,inner).
+struct Kernels {
+  std::int64_t chunk;
+
+  // Sets kv to Kᵀ·V of a range.
+  void (*make_kv)(const Problem& problem, Head head, Range range, const Blocks& blocks,
+                  const Panels& kv);
+  // Makes a complete sum the operand of products: its padding becomes 0.
+  void (*finish_kv)(const Problem& problem, const Panels& kv);
+  // Writes a complete KV to problem.kv, and reads it from problem.kept_kv.
+  void (*store_kv)(const Problem& problem, Head head, const Panels& kv);
+  void (*load_kv)(const Problem& problem, Head head, const Panels& kv);
+  // to = fromᵀ, for the padded matrices; from is (inner,E).
+  void (*transpose)(const Problem& problem, const Panels& from, const Panels& to);
+  // Adds one panel of (inner,E) matrix `from` to that of `to`.
+  void (*add_panel)(const Problem& problem, const float* from, float* to);
+
+  // out and, if it is kept, qkv for a range of N.
+  void (*forward)(const Problem& problem, Head head, Range range, const Blocks& blocks,
+                  const Panels& kv);
+  // dq, dg, and dkv of a range of N, or the means of q and g. kv is used only if qkv was not kept.
+  void (*backward_query)(const Problem& problem, Goal goal, Head head, Range range,
+                         const Blocks& blocks, const Panels& kv, const Panels& kv_transposed,
+                         const Panels& dkv);
+  // dk and dv for a range of M, or the means of k and v.
+  void (*backward_key)(const Problem& problem, Goal goal, Head head, Range range,
+                       const Blocks& blocks, const Panels& dkv, const Panels& dkv_transposed);
+};
+
+ATTNOPS_DECLARE_KERNELS_OF_TYPES(Kernels);
+
+// One pass over tensors that were checked. Of `problem` all is given but the angles of its stages;
+// q and k have the same theta.
+struct Call {
+  DType dtype;
+  Problem problem;
+};
+void Forward(const Call& call);
+void Backward(const Call& call);
+
+}  // namespace attnops::linear_attention
+
+#endif  // ATTNOPS_SRC_OPS_LINEAR_ATTENTION_KERNELS_H_

@@ -1,0 +1,120 @@
+// A position encoding with an activation before it: what its schedule and its kernels agree on.
+//
+// A token of a head has a plain row (x, dx), of one or two parts, and an encoded row (out, d_out)
+// of two parts.
+#ifndef ATTNOPS_SRC_OPS_POSITION_ENCODING_KERNELS_H_
+#define ATTNOPS_SRC_OPS_POSITION_ENCODING_KERNELS_H_
+
+#include <cstdint>
+
+#include "attnops/types.h"
+#include "src/core/checks.h"
+#include "src/core/pass.h"
+#include "src/core/target.h"
+#include "src/core/tensor.h"
+#include "src/positions/angles.h"
+#include "src/rowops/kernels.h"
+
+namespace attnops::position_encoding {
+
+// The plain and encoded tensors of a call, and where its tokens are.
+struct Problem {
+  Input x;
+  Input d_out;  // backward only
+  Output out;   // out, or dx in the backward
+  std::int64_t B, N, H;
+  std::int64_t part;     // elements of a part
+  std::int64_t encoded;  // of them those with an angle; the others pass
+  std::int64_t prefix;   // tokens in front that pass; those after them are the angles' grid
+  bool tokens_inner;     // whether a token's neighbour in memory is the next token, not head
+  bool by_batch;         // whether a token of all batches comes before the next token
+  bool stream;           // whether the output bypasses the caches
+};
+
+// Batches, tokens of one block, and heads.
+struct Region {
+  std::int64_t batch_begin, batch_end;
+  std::int64_t token_begin, token_end;
+  std::int64_t head_begin, head_end;
+};
+
+// Softmax over the sequence: what is known of each column (b,h,feature). A (b,h) has
+// Rows(pass) rows of plain_parts·width floats, in storage order.
+struct Columns {
+  // While summing: shift, Σ exp(x−shift) and, in the backward, Σ exp(x−shift)·dy. Once merged
+  // what FinishColumns says.
+  static constexpr int Rows(Pass pass) { return pass == Pass::kForward ? 2 : 3; }
+
+  float* data = nullptr;
+  std::int64_t batch_begin, head_begin;
+  std::int64_t heads;
+  std::int64_t size;  // floats of one (b,h)
+
+  float* At(std::int64_t batch, std::int64_t head) const {
+    return data + ((batch - batch_begin) * heads + head - head_begin) * size;
+  }
+};
+
+// Tokens in a block, the unit of work: enough that the exact sincos of its first one costs little
+// beside the complex products of the others, few enough that the table of several heads stays in
+// L2.
+constexpr std::int64_t kBlockTokens = Angles::kMaxSteps;
+static_assert(kBlockTokens <= rowops::kColumnTokens);
+
+struct Kernels {
+  std::int64_t chunk;         // rows of tables are padded to a multiple of it
+  std::int64_t vector_bytes;  // alignment that streamed outputs need
+  int plain_parts;
+
+  // Writes a region of the output: of tokens with an angle, of tokens of the prefix, and with a
+  // table that has steps, which is there without an activation only. `scratch` has two plain rows
+  // of floats for each of rowops::kSoftmaxRows rows; softmax over the sequence reads `columns`.
+  using Apply = void (*)(const Problem& problem, const Region& region, const AngleTable& table,
+                         float* scratch, const Columns& columns);
+  Apply apply, apply_prefix, apply_stepped;
+
+  // Softmax over the sequence: adds a region to columns, of tokens with an angle or of the prefix.
+  // `first`: nothing was added before.
+  using AddColumns = void (*)(const Problem& problem, const Region& region, const AngleTable& table,
+                              const Columns& columns, bool first);
+  AddColumns add_columns, add_prefix_columns;
+
+  // Starts columns, merges `from` into `to`, and turns sums into what apply reads; `n` features.
+  void (*start_columns)(float* columns, std::int64_t n);
+  void (*merge_columns)(float* to, const float* from, std::int64_t n);
+  void (*finish_columns)(float* columns, std::int64_t n);
+};
+
+// The kernels of an encoding and a type for a pass and an activation, on a SIMD target.
+using Choice = Kernels (*)(Pass pass, Activation::Kind act, SoftmaxAxis axis);
+template <Encoding kEncoding, typename T>
+Choice KernelsOf(TargetIndex target);
+template <>
+Choice KernelsOf<Encoding::kRotate, float>(TargetIndex target);
+template <>
+Choice KernelsOf<Encoding::kRotate, Float16>(TargetIndex target);
+template <>
+Choice KernelsOf<Encoding::kRotate, BFloat16>(TargetIndex target);
+template <>
+Choice KernelsOf<Encoding::kCosine, float>(TargetIndex target);
+template <>
+Choice KernelsOf<Encoding::kCosine, Float16>(TargetIndex target);
+template <>
+Choice KernelsOf<Encoding::kCosine, BFloat16>(TargetIndex target);
+
+// One pass over tensors that were checked. Of `problem` all is given but `stream`, `tokens_inner`
+// and `by_batch`.
+struct Call {
+  Encoding encoding;
+  Pass pass;
+  DType dtype;
+  Activation::Kind act;
+  SoftmaxAxis axis;
+  AngleSource angles;
+  Problem problem;
+};
+void Run(Call call);
+
+}  // namespace attnops::position_encoding
+
+#endif  // ATTNOPS_SRC_OPS_POSITION_ENCODING_KERNELS_H_

@@ -1,0 +1,263 @@
+// The schedule of tpa_decode.
+#include <algorithm>
+
+#include "src/core/numeric.h"
+#include "src/core/scratch.h"
+#include "src/core/scratch_plan.h"
+#include "src/core/tasks.h"
+#include "src/ops/tensor_product_attention/kernels.h"
+
+namespace attnops::tensor_product_attention {
+namespace {
+
+// A piece of the sequence has at least so many tokens, since what all tokens share may be
+// converted anew for each, twice as many where there are enough pieces even so, and more where
+// there would be too many: 32 are enough for any sensible number of threads.
+constexpr std::int64_t kPieceTokens = 256;
+constexpr std::int64_t kEnoughPieces = 8;
+constexpr std::int64_t kMostPieces = 32;
+// Bound of the pieces' results that wait to be merged.
+constexpr std::int64_t kPartialBytes = std::int64_t{3} << 19;
+// Calls of fewer multiply-adds are not worth waking a thread for.
+constexpr double kSerialWork = 1e6;
+// Fewer heads than this in a task would leave a register tile partly empty.
+constexpr std::int64_t kTaskHeads = 4;
+
+// A call and its memory. How the sequence is cut depends on its length alone, pieces are merged in
+// their order, and a head's result does not depend on which others are computed with it: so
+// neither the split nor the number of threads is seen in the bits.
+class Call {
+ public:
+  Call(const Problem& problem, DType dtype)
+      : problem_(problem),
+        kernels_(KernelsFor(dtype, ChosenTarget())),
+        piece_(PieceSize(problem.M)),
+        pieces_(DivideUp(problem.M, piece_)) {
+    const double tokens = static_cast<double>(problem.B) * static_cast<double>(problem.M);
+    const double work = tokens * static_cast<double>(problem.H) *
+                        (static_cast<double>(problem.D) + static_cast<double>(problem.E));
+    workers_ = work < kSerialWork ? 1 : MaxWorkers();
+  }
+
+  void Run(TpaSplit split) const {
+    if (split == TpaSplit::kAuto) split = Choose();
+    switch (split) {
+      case TpaSplit::kBN:
+        return ByPieces();
+      case TpaSplit::kBH:
+        return ByHeads(HeadGroups());
+      default:
+        return ByHeads(1);
+    }
+  }
+
+ private:
+  static std::int64_t PieceSize(std::int64_t tokens) {
+    const std::int64_t wanted = RoundUp(DivideUp(tokens, kEnoughPieces), kBlockTokens);
+    return std::max(std::clamp(wanted, kPieceTokens, 2 * kPieceTokens),
+                    RoundUp(DivideUp(tokens, kMostPieces), kBlockTokens));
+  }
+
+  std::int64_t HeadGroups() const {
+    return std::clamp<std::int64_t>(DivideUp(workers_, problem_.B), 1,
+                                    DivideUp(problem_.H, kTaskHeads));
+  }
+
+  std::int64_t GroupSize(std::int64_t groups) const {
+    return RoundUp(DivideUp(problem_.H, groups), kTaskHeads);
+  }
+
+  // The split whose busiest thread has the least to do, in multiply-adds, or what takes as long.
+  // What groups of heads share is done again in each: a product through the rank, and the
+  // conversion of bk and bv. Scores and weights are computed for whole chunks of heads. Pieces cost
+  // a part more, for merging, and more than one task costs waking a thread.
+  TpaSplit Choose() const {
+    constexpr double kConvertKey = 6, kConvertValue = 2, kExp = 16, kMerging = 1.06;
+    const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+    const double D = number(problem_.D), E = number(problem_.E), R = number(problem_.R);
+    const bool through_rank = problem_.through_rank;
+    const double shared = (through_rank ? R * D : 0) + kConvertKey * D + kConvertValue * E;
+    const auto token = [&](std::int64_t heads) {
+      const double places = number(Places(heads));
+      return shared + places * kExp + (through_rank ? 2 * places * R : number(heads) * D) +
+             number(heads) * E;
+    };
+    const auto cost = [&](std::int64_t tasks, std::int64_t tokens, double of_token) {
+      return number(DivideUp(tasks, workers_)) * number(tokens) * of_token +
+             (tasks > 1 ? kSerialWork : 0);
+    };
+    const std::int64_t groups = HeadGroups();
+    const double b = cost(problem_.B, problem_.M, token(problem_.H));
+    const double bh = cost(problem_.B * groups, problem_.M, token(GroupSize(groups)));
+    const double bn =
+        cost(problem_.B * pieces_, std::min(piece_, problem_.M), token(problem_.H) * kMerging);
+    if (b <= bh && b <= bn) return TpaSplit::kB;
+    return bn <= bh ? TpaSplit::kBN : TpaSplit::kBH;
+  }
+
+  // Of heads in storage order.
+  std::int64_t Places(std::int64_t heads) const { return RoundUp(heads, kernels_.chunk); }
+
+  Range PieceAt(std::int64_t i) const {
+    return {i * piece_, std::min(problem_.M, (i + 1) * piece_)};
+  }
+
+  // Matrices of one size.
+  struct Matrices {
+    Arrays arrays;
+    std::int64_t panel = 0;
+
+    Panels At(std::int64_t i) const { return {arrays.At(i), panel}; }
+  };
+  // What a worker has for `heads` heads.
+  struct Workspaces {
+    Matrices aq, bq, q, t, s, right;
+    Arrays factor;
+
+    Workspace At(std::int64_t i) const {
+      return {aq.At(i), bq.At(i), q.At(i), t.At(i), s.At(i), right.At(i), factor.At(i)};
+    }
+  };
+  struct Partials {
+    Arrays max, sum;
+    Matrices out;
+
+    Partial At(std::int64_t i) const { return {max.At(i), sum.At(i), out.At(i)}; }
+  };
+
+  void PlanMatrix(ScratchPlan& plan, Matrices& matrices, std::int64_t rows,
+                  std::int64_t columns) const {
+    matrices.panel = Panels::PanelSize(rows, kernels_.chunk);
+    plan.AddForWorkers(matrices.arrays, Panels::Size(rows, columns, kernels_.chunk));
+  }
+  void PlanWorkspaces(ScratchPlan& plan, Workspaces& work, std::int64_t heads) const {
+    const std::int64_t D = problem_.D, R = problem_.R;
+    const bool through_rank = problem_.through_rank;
+    const std::int64_t places = Places(heads);
+    PlanMatrix(plan, work.aq, through_rank ? R : places, through_rank ? places : R);
+    PlanMatrix(plan, work.bq, R, D);
+    PlanMatrix(plan, work.q, places, through_rank ? 0 : D);
+    PlanMatrix(plan, work.t, through_rank ? R : places, kBlockTokens);
+    PlanMatrix(plan, work.s, kBlockTokens, places);
+    PlanMatrix(plan, work.right, std::max(kBlockTokens, kFeatures), kernels_.tile_columns);
+    plan.AddForWorkers(work.factor, places);
+  }
+  std::int64_t PartialSize(std::int64_t heads) const {
+    return Panels::Size(Places(heads), problem_.E, kernels_.chunk);
+  }
+  // One for each worker, or `count` of them.
+  void PlanPartials(ScratchPlan& plan, Partials& partials, std::int64_t heads,
+                    std::int64_t count = 0) const {
+    partials.out.panel = Panels::PanelSize(Places(heads), kernels_.chunk);
+    const auto add = [&](Arrays& arrays, std::int64_t size) {
+      if (count == 0) {
+        plan.AddForWorkers(arrays, size);
+      } else {
+        plan.Add(arrays, size, count);
+      }
+    };
+    add(partials.max, Places(heads));
+    add(partials.sum, Places(heads));
+    add(partials.out.arrays, PartialSize(heads));
+  }
+
+  // A task is a batch and a group of heads: all pieces, one after the other.
+  void ByHeads(std::int64_t groups) const {
+    const std::int64_t size = GroupSize(groups);
+    groups = DivideUp(problem_.H, size);
+    const std::int64_t tasks = problem_.B * groups;
+    const int workers = static_cast<int>(std::min<std::int64_t>(workers_, tasks));
+    Workspaces works;
+    Partials sums, pieces;
+    ScratchPlan plan;
+    PlanWorkspaces(plan, works, size);
+    PlanPartials(plan, sums, size);
+    PlanPartials(plan, pieces, size);
+    Scratch scratch(plan.Bytes(workers));
+    plan.Take(scratch, workers);
+    RunTasks(tasks, workers, [&](std::int64_t task, int worker) {
+      const Workspace work = works.At(worker);
+      const Partial sum = sums.At(worker), piece = pieces.At(worker);
+      const std::int64_t batch = task / groups;
+      const std::int64_t first = task % groups * size;
+      const Range heads{first, std::min(problem_.H, first + size)};
+      const Range rows{0, Places(heads.size())};
+      kernels_.prepare(problem_, batch, heads, work);
+      kernels_.attend(problem_, batch, heads, PieceAt(0), work, sum);
+      for (std::int64_t i = 1; i < pieces_; ++i) {
+        kernels_.attend(problem_, batch, heads, PieceAt(i), work, piece);
+        kernels_.merge(problem_, heads.size(), rows, piece, sum);
+      }
+      kernels_.finish(problem_, batch, heads, rows, sum);
+    });
+  }
+
+  // A task is a piece of a batch. As many as their results have room are computed, then merged.
+  void ByPieces() const {
+    const std::int64_t all = problem_.B * pieces_;
+    const std::int64_t partial_bytes =
+        static_cast<std::int64_t>(2 * Scratch::Size<float>(Places(problem_.H)) +
+                                  Scratch::Size<float>(PartialSize(problem_.H)));
+    const std::int64_t fit = std::max<std::int64_t>(kPartialBytes / partial_bytes, workers_);
+    const std::int64_t wave = std::min(all, fit);
+    const int workers = static_cast<int>(std::min<std::int64_t>(workers_, wave));
+    Workspaces works;
+    Partials partials;  // of the wave, and the sum of a batch that goes on in it
+    ScratchPlan plan;
+    PlanWorkspaces(plan, works, problem_.H);
+    PlanPartials(plan, partials, problem_.H, wave + 1);
+    Scratch scratch(plan.Bytes(workers));
+    plan.Take(scratch, workers);
+    const Range heads{0, problem_.H};
+    for (std::int64_t begin = 0; begin < all; begin += wave) {
+      const std::int64_t end = std::min(all, begin + wave);
+      RunTasks(end - begin, workers, [&](std::int64_t task, int worker) {
+        const Workspace work = works.At(worker);
+        const std::int64_t batch = (begin + task) / pieces_;
+        kernels_.prepare(problem_, batch, heads, work);
+        kernels_.attend(problem_, batch, heads, PieceAt((begin + task) % pieces_), work,
+                        partials.At(task));
+      });
+      MergeWave({begin, end}, partials, wave);
+    }
+  }
+
+  // Merges the results of pieces [begin, end), counted over all batches, head by head; the partial
+  // result at `last` is the sum of a batch that began in an earlier wave, and becomes that of one
+  // that goes on in the next.
+  void MergeWave(Range wave, const Partials& partials, std::int64_t last) const {
+    const std::int64_t groups = DivideUp(Places(problem_.H), kTaskHeads);
+    const std::int64_t first_batch = wave.begin / pieces_;
+    const std::int64_t batches = DivideUp(wave.end, pieces_) - first_batch;
+    // Batches in their order: the first may read the last of the partials, the last one writes it.
+    const auto merge = [&](std::int64_t batch, Range rows) {
+      const std::int64_t begin = std::max(wave.begin, batch * pieces_);
+      const std::int64_t end = std::min(wave.end, (batch + 1) * pieces_);
+      const bool starts = begin == batch * pieces_;
+      const Partial sum = partials.At(starts ? begin - wave.begin : last);
+      for (std::int64_t i = begin + (starts ? 1 : 0); i < end; ++i) {
+        kernels_.merge(problem_, problem_.H, rows, partials.At(i - wave.begin), sum);
+      }
+      if (end == (batch + 1) * pieces_) {
+        kernels_.finish(problem_, batch, {0, problem_.H}, rows, sum);
+      } else if (starts) {
+        kernels_.copy(problem_, rows, sum, partials.At(last));
+      }
+    };
+    RunTasks(groups, workers_, [&](std::int64_t group, int) {
+      const Range rows{group * kTaskHeads, std::min(Places(problem_.H), (group + 1) * kTaskHeads)};
+      for (std::int64_t i = 0; i < batches; ++i) merge(first_batch + i, rows);
+    });
+  }
+
+  Problem problem_;
+  Kernels kernels_;
+  std::int64_t piece_, pieces_;  // tokens of a piece, but the last, and how many there are
+  int workers_ = 1;
+};
+
+}  // namespace
+
+void Run(const Problem& problem, DType dtype, TpaSplit split) { Call(problem, dtype).Run(split); }
+
+}  // namespace attnops::tensor_product_attention

@@ -1,0 +1,168 @@
+// The scores of a block of tokens, through the rank or through q.
+
+#if defined(ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_SCORES_INL_H_
+#undef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_SCORES_INL_H_
+#else
+#define ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_SCORES_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/gemm/epilogues-inl.h"
+#include "src/gemm/multiply-inl.h"
+#include "src/ops/tensor_product_attention/block-inl.h"
+#include "src/simd/capabilities-inl.h"
+#include "src/simd/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::tensor_product_attention {
+namespace HWY_NAMESPACE {
+
+// Rows of a tile of tokens and two vectors of heads: with 32 registers 16 sums, with fewer 8.
+#if ATTNOPS_REGISTERS >= 32
+constexpr int kTokenRows = 8;
+#else
+constexpr int kTokenRows = std::min<int>(4, kMaxChunk);
+#endif
+
+// t = bq·bkᵀ or q·bkᵀ, as many tokens as a tile has and some features at a time: transposed, they
+// are still in L1 when they are used.
+template <typename T>
+HWY_INLINE void MultiplyKeys(const Block<T>& block, Prefetcher& prefetcher) {
+  // Not a structured binding, which clang before 16 does not capture.
+  const Problem& problem = block.problem;
+  const Workspace& work = block.work;
+  const std::int64_t batch = block.batch;
+  const Range heads = block.heads, tokens = block.tokens;
+  constexpr std::int64_t kTokens = kTileChunks * kMaxChunk;
+  for (std::int64_t first = 0; first < tokens.size(); first += kTokens) {
+    const std::int64_t count = std::min(kTokens, tokens.size() - first);
+    const Panels t{RowOf(work.t, ChunksOf(first), 0), work.t.panel};
+    for (std::int64_t feature = 0; feature < problem.D; feature += kFeatures) {
+      const std::int64_t features = std::min(kFeatures, problem.D - feature);
+      LoadTransposed(RowOf<T>(problem.bk, batch, tokens.begin + first) + feature, problem.bk.token,
+                     count, features, work.right);
+      const auto multiply = [&](const Panels& left, const Panels& to, std::int64_t rows) HWY_ATTR {
+        Multiply<Left::kStraight>(ColumnsFrom(left, feature), work.right, rows, Padded(features),
+                                  ChunksOf(count), AddToMatrix{to, feature > 0, prefetcher});
+      };
+      if (problem.through_rank) {
+        multiply(work.bq, t, problem.R);
+      } else {
+        ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
+          multiply(RowsFrom(work.q, place), RowsFrom(t, place), n);
+        });
+      }
+    }
+  }
+}
+
+// s = tᵀ·aqᵀ for chunk c of the heads, times ak. Returns the largest, or `max`.
+template <typename T>
+HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk max) {
+  const Problem& problem = block.problem;
+  const Range tokens = block.tokens;
+  const Workspace& work = block.work;
+  const float* HWY_RESTRICT aq = RowOf(work.aq, c, 0);
+  for (std::int64_t first = 0; first < tokens.size(); first += kTokenRows) {
+    const Pack<2 * kTokenRows> sums = AddSteps<kTokenRows, 1>(
+        ColumnsFrom(work.t, first).data,
+        [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()); }, ChunkSize(),
+        static_cast<std::size_t>(problem.R),
+        [&](std::size_t r) ATTNOPS_INLINE_LAMBDA { return LoadChunk(aq + r * ChunkSize()); },
+        Fill<2 * kTokenRows>(0.0f));
+    ForEach<kTokenRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
+      constexpr int r = decltype(row)::value;
+      if (first + r >= tokens.size()) return;
+      const Chunk scores = Mul(Chunk{{sums.v[2 * r], sums.v[2 * r + 1]}},
+                               block.LoadFactors(problem.ak, first + r, c));
+      StoreChunk(scores, RowOf(work.s, c, first + r));
+      max = Max(scores, max);  // not a NaN
+    });
+  }
+  return max;
+}
+
+// Scores through the rank may be NaN where (aq·bq)·bkᵀ is not: an infinity in bk makes infinities
+// of different signs in t, whose sum is NaN, where q·bk is infinite. Computes the NaNs of chunk c
+// in that order, and returns the largest score, or `max`.
+template <typename T>
+HWY_NOINLINE Chunk ScoresWithoutRank(const Block<T>& block, std::int64_t c, Chunk max) {
+  const Problem& problem = block.problem;
+  const Workspace& work = block.work;
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const auto bq_at = [&](std::int64_t r, std::int64_t d) {
+    const auto column = static_cast<std::int64_t>(StorageOffset<T>(static_cast<std::size_t>(d)));
+    return RowOf(work.bq, column / chunk, r)[column % chunk];
+  };
+  for (std::int64_t place = 0; place < chunk; ++place) {
+    const auto h = static_cast<std::int64_t>(ElementAt<T>(static_cast<std::size_t>(place)));
+    if (c * chunk + h >= block.heads.size()) continue;
+    std::int64_t tokens[kBlockTokens];
+    float sums[kBlockTokens];
+    std::int64_t count = 0;
+    for (std::int64_t token = 0; token < block.tokens.size(); ++token) {
+      if (!std::isnan(RowOf(work.s, c, token)[place])) continue;
+      sums[count] = 0;
+      tokens[count++] = token;
+    }
+    if (count == 0) continue;
+    for (std::int64_t d = 0; d < problem.D; ++d) {
+      float q = 0;
+      for (std::int64_t r = 0; r < problem.R; ++r) q += RowOf(work.aq, c, r)[place] * bq_at(r, d);
+      for (std::int64_t i = 0; i < count; ++i) {
+        sums[i] +=
+            q * ToFloat(RowOf<T>(problem.bk, block.batch, block.tokens.begin + tokens[i])[d]);
+      }
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      const T* ak = RowOf<T>(problem.ak, block.batch, block.tokens.begin + tokens[i]);
+      RowOf(work.s, c, tokens[i])[place] = sums[i] * ToFloat(ak[block.heads.begin + c * chunk + h]);
+    }
+  }
+  for (std::int64_t token = 0; token < block.tokens.size(); ++token) {
+    max = Max(LoadChunk(RowOf(work.s, c, token)), max);
+  }
+  return max;
+}
+
+// The same from t = q·bkᵀ.
+template <typename T>
+HWY_INLINE Chunk ScoresOfQueries(const Block<T>& block, std::int64_t c, Chunk max) {
+  const auto& [problem, batch, heads, tokens, work] = block;
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const DU d;
+  for (std::int64_t first = 0; first < Padded(tokens.size()); first += kLanes) {
+    for (std::int64_t half = 0; half < 2; ++half) {
+      const float* from = RowOf(work.t, first / chunk, c * chunk + half * kLanes) + first % chunk;
+      float* to = RowOf(work.s, c, first) + half * kLanes;
+      Square square;
+      HWY_UNROLL(16)
+      for (int i = 0; i < kLanes; ++i) {
+        square.v[i] = hn::Load(d, reinterpret_cast<const std::uint32_t*>(from + i * chunk));
+      }
+      square = TransposeSquare(square);
+      HWY_UNROLL(16)
+      for (int i = 0; i < kLanes; ++i) {
+        hn::Store(square.v[i], d, reinterpret_cast<std::uint32_t*>(to + i * chunk));
+      }
+    }
+  }
+  for (std::int64_t token = 0; token < tokens.size(); ++token) {
+    float* row = RowOf(work.s, c, token);
+    const Chunk scores = Mul(LoadChunk(row), block.LoadFactors(problem.ak, token, c));
+    StoreChunk(scores, row);
+    max = Max(scores, max);
+  }
+  return max;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::tensor_product_attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_SCORES_INL_H_

@@ -1,0 +1,100 @@
+// Where the angles of a call come from, and tables of their cos and sin.
+//
+// Tokens lie in a grid of one or more axes, and each angle belongs to one axis: it is the index
+// on that axis times theta. The sincos of every step_count-th index is computed from the exact
+// product with theta (turns.h); the indices after it follow by one complex product with the sincos
+// of i·theta, i < step_count, which is made once a call. A token's values depend on its place in
+// the grid alone, not on how the work is divided.
+#ifndef ATTNOPS_SRC_POSITIONS_ANGLES_H_
+#define ATTNOPS_SRC_POSITIONS_ANGLES_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "attnops/types.h"
+#include "attnops/view.h"
+#include "src/core/scratch.h"
+#include "src/core/target.h"
+
+namespace attnops {
+
+// What a position encoding makes of a row. All parts of a row have the same number of elements,
+// that of the angles:
+//   kRotate  plain [y1, y2], encoded [y1·cos − y2·sin, y1·sin + y2·cos]
+//   kCosine  plain [y],      encoded [y·cos, y·sin]
+enum class Encoding { kRotate, kCosine };
+
+// The arguments that say which angles a call has: a line or grid of positions with theta, or the
+// caller's table.
+struct AngleSource {
+  const ConstTensorView* theta = nullptr;  // (rows, angles of an axis)
+  const ConstTensorView* table = nullptr;  // (rows, Σ shape, angles of an axis, 2)
+  Dims shape;
+  std::int64_t offset = 0;
+  std::int64_t per_axis = 0;
+};
+
+// The angles of one call: one row for each head, or one for all. Rows are padded to `width` and
+// in the storage order of the tensors' type, so that a chunk of cos or sin meets a chunk of the
+// tensor lane by lane.
+struct Angles {
+  static constexpr std::int64_t kMaxSteps = 16;
+
+  Dims shape;                 // of the grid, the last axis fastest
+  std::int64_t offset = 0;    // of the indices, in a grid of one axis
+  std::int64_t count = 0;     // angles of a row, without padding
+  std::int64_t per_axis = 0;  // angle c belongs to axis c / per_axis
+  std::int64_t rows = 0;
+  std::int64_t width = 0;
+  std::int64_t step_count = 0;  // indices from one exact sincos to the next
+  // Computed on the fly:
+  std::uint32_t* turns = nullptr;  // (rows, 2, width): theta / 2π, its bits below 2^-32 second
+  float* poison = nullptr;         // (rows, width): NaN where theta is not finite, else 0
+  float* steps = nullptr;          // (rows, step_count, 2, width): cos and sin of i·theta
+  // Or read from a table (rows, Σ shape, per_axis, 2), whose data is null if the grid is empty:
+  bool from_table = false;
+  const float* table = nullptr;
+  std::int64_t table_row = 0, table_index = 0;  // its strides
+
+  std::int64_t RowSize() const { return 2 * width; }
+  float* Step(std::int64_t row, std::int64_t i) const {
+    return steps + (row * step_count + i) * RowSize();
+  }
+  int axes() const { return shape.rank(); }
+  // Whether a token's angles follow from another's by one step.
+  bool OnLine() const { return axes() == 1 && !from_table; }
+  int AxisOf(std::int64_t angle) const {
+    return static_cast<int>(std::min<std::int64_t>(angle / per_axis, axes() - 1));
+  }
+};
+
+// A table for consecutive tokens: (tokens, rows, 2, width), cos before sin. If it has steps, (rows,
+// step_count, 2, width), it is that of the first token alone, and these lead to the others.
+struct AngleTable {
+  const float* data;
+  std::int64_t rows;  // of the table: those of the heads it was made for, or 1
+  std::int64_t width;
+  const float* steps = nullptr;
+  std::int64_t step_count = 0;
+
+  std::int64_t TokenStride() const { return steps == nullptr ? rows * 2 * width : 0; }
+  std::int64_t RowStride() const { return rows == 1 ? 0 : 2 * width; }
+  const float* Cos(std::int64_t token, std::int64_t row) const {
+    return data + token * TokenStride() + row * RowStride();
+  }
+  const float* Step(std::int64_t token, std::int64_t row) const {
+    return steps == nullptr ? nullptr : steps + token * 2 * width + row * step_count * RowStride();
+  }
+};
+
+// The angles of `count` features without their memory, the bytes of that, and their start from
+// theta, for tensors of a type, if they have no table. `chunk` is that of the target.
+Angles AnglesOf(const AngleSource& source, std::int64_t count, std::int64_t chunk);
+std::size_t AnglesScratch(const Angles& angles);
+void StartAngles(TargetIndex target, DType dtype, const ConstTensorView& theta, Scratch& scratch,
+                 Angles& angles);
+
+}  // namespace attnops
+
+#endif  // ATTNOPS_SRC_POSITIONS_ANGLES_H_
