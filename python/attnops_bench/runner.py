@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from attnops_bench import environment
 from attnops_bench.processes import OUT_OF_MEMORY, STOPPED, Turns, Workers
 from attnops_bench.results import Results
 from attnops_bench.tables import Case, Column, Table, operators
@@ -38,12 +37,10 @@ class Settings:
 
 
 def columns_of(table: Table, peers: tuple[str, ...] | None) -> list[Column]:
-    """The columns wanted, with the roles they have on this CPU."""
-    columns = operators()[table.operator].columns
-    beyond = table.kind == "speed" and environment.multiplies(table.dtype)
+    """The columns wanted."""
     return [
-        replace(c, role="extra") if beyond and c.in_type and c.role == "peer" else c
-        for c in columns
+        c
+        for c in operators()[table.operator].columns
         if table.kind in c.kinds and (c.role == "attnops" or peers is None or c.name in peers)
     ]
 

@@ -25,9 +25,7 @@ DEFAULT_BATCH = 12
 class Column:
     """One implementation. Only the role `peer` can be the best peer; `extra` is shown beside it.
 
-    `regardless` are the table's options that make no difference to it. A column that multiplies
-    matrices `in_type`, that of the tensors, is no peer in speed where the CPU has instructions for
-    that: they exceed the float32 peak, and round what attnops does not.
+    `regardless` are the table's options that make no difference to it.
     """
 
     name: str
@@ -35,7 +33,6 @@ class Column:
     kinds: tuple[Kind, ...] = ("speed", "memory")
     compiled: bool = False
     regardless: tuple[str, ...] = ()
-    in_type: bool = False
 
 
 @dataclass(frozen=True)

@@ -99,19 +99,6 @@ def errors(data: Data) -> list[str]:
     ]
 
 
-def uncounted(data: Data) -> str:
-    """Says which peers do not count, since the CPU has products in their type."""
-    operator = operators().get(data["operator"])
-    peers = [c.name for c in operator.columns if c.role == "peer"] if operator else []
-    names = [name for name in peers if data["columns"].get(name) == "extra"]
-    if not names:
-        return ""
-    return (
-        f"{', '.join(names)}: products in {data['dtype']}, for which this CPU has instructions "
-        "that exceed the float32 peak; they do not count as peers"
-    )
-
-
 def shown(content: dict[str, Any], detailed: bool = False) -> float | str:
     """A cell as it stands in a frame: the figure, `error` or the budget it exceeds."""
     if "error" in content:
@@ -150,8 +137,7 @@ def text(id_: str, data: Data) -> str:
     """The table as printed: its id, the rows, and a line for each error."""
     shown_frame = frame(data)
     body = "no rows" if shown_frame.empty else shown_frame.to_string()
-    notes = [note] if (note := uncounted(data)) else []
-    return "\n".join([f"{id_}:", body, *notes, *errors(data), ""])
+    return "\n".join([f"{id_}:", body, *errors(data), ""])
 
 
 def ratios(id_: str, data: Data) -> pd.DataFrame:

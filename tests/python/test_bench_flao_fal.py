@@ -87,33 +87,22 @@ def test_inputs_are_the_same_every_time():
     assert torch.equal(first.d_out, second.d_out)
 
 
-@pytest.mark.parametrize(
-    ("line", "dtypes"),
-    [
-        ("flags\t\t: fma avx2 avx512f", ()),
-        ("flags\t\t: fma avx512f avx512_bf16 sha_ni", ("bf16",)),
-        ("flags\t\t: amx_bf16 avx512_fp16", ("bf16", "f16")),
-        ("Features\t: fp asimd bf16", ("bf16",)),
-    ],
-)
-def test_products_of_narrow_instructions_do_not_count(line, dtypes, monkeypatch, tmp_path):
-    """They are shown beside the peers; in memory, and without products, they are peers."""
-    info = tmp_path / "cpuinfo"
-    info.write_text(f"processor\t: 0\nmodel name\t: a CPU\n{line}\n\nprocessor\t: 1\n")
-    monkeypatch.setattr(environment, "CPU_INFO", info)
-    assert environment.cpu_model() == "a CPU"
-    for table in all_tables(dtypes=("bf16", "f16", "f32")):
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_every_form_in_the_type_and_upcast_is_a_peer(dtype):
+    """Whatever instructions the CPU has."""
+    for table in all_tables(dtypes=(dtype,)):
         roles = {c.name: c.role for c in columns_of(table, None)}
-        encodes = table.operator in ("lrpe_rotate", "md_lrpe_cosine")
-        counts = table.kind == "memory" or encodes or table.dtype not in dtypes
         in_type = [n for n in roles if n.rsplit("_", 1)[-1] in ("to", "toc", "ton", "tonc")]
         assert in_type
-        assert {roles[name] for name in in_type} == {"peer" if counts else "extra"}
+        assert {roles[name] for name in in_type} == {"peer"}
         assert {roles[f"{name}_up"] for name in in_type} == {"peer"}
         assert roles["attnops"] == "attnops"
 
 
-def test_without_a_list_of_flags_all_peers_count(monkeypatch, tmp_path):
+def test_the_name_of_the_cpu(monkeypatch, tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: a CPU\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(environment, "CPU_INFO", info)
+    assert environment.cpu_model() == "a CPU"
     monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "missing")
     assert environment.cpu_model()
-    assert not environment.multiplies("bf16")

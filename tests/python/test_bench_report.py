@@ -176,17 +176,3 @@ def test_light_and_dark(page, tmp_path):
         assert pixels.std() > 0.02, "the page is empty"
     assert brightness["dark"] < 0.3
     assert brightness["light"] > 0.85
-
-
-def test_peers_that_do_not_count_are_named(tmp_path):
-    """On a CPU with products in bf16; the headline says whom it compares with."""
-    results = make_results(tmp_path, ("flao_fal",))
-    assert "do not count as peers" not in report.html(results)
-    for data in results.tables.values():
-        if data["kind"] == "speed":
-            data["columns"] |= {"to": "extra", "toc": "extra"}
-    page = report.html(results)
-    assert page.count("to, toc: products in bf16") == 4
-    assert "faster than the best PyTorch form that multiplies in float32" in page
-    id_ = next(i for i, d in results.tables.items() if d["kind"] == "speed")
-    assert "to, toc: products in bf16" in view.text(id_, results.tables[id_])

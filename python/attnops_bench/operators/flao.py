@@ -39,10 +39,10 @@ class Flao:
     # float32, rounded at the end.
     columns = (
         Column("attnops", "attnops"),
-        Column("lao_to", "peer", regardless=("keep",), in_type=True),
-        Column("lao_toc", "peer", compiled=True, regardless=("keep",), in_type=True),
-        Column("flao_to", "peer", in_type=True),
-        Column("flao_toc", "peer", compiled=True, in_type=True),
+        Column("lao_to", "peer", regardless=("keep",)),
+        Column("lao_toc", "peer", compiled=True, regardless=("keep",)),
+        Column("flao_to", "peer"),
+        Column("flao_toc", "peer", compiled=True),
         Column("lao_to_up", "peer", regardless=("keep",)),
         Column("lao_toc_up", "peer", compiled=True, regardless=("keep",)),
         Column("flao_to_up", "peer"),

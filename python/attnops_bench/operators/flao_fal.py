@@ -33,8 +33,8 @@ class FlaoFal:
     columns = (
         Column("attnops", "attnops"),
         Column("composed", "extra"),
-        Column("to", "peer", in_type=True),
-        Column("toc", "peer", compiled=True, in_type=True),
+        Column("to", "peer"),
+        Column("toc", "peer", compiled=True),
         Column("to_up", "peer"),
         Column("toc_up", "peer", compiled=True),
     )
