@@ -20,13 +20,18 @@ BUILD_DEBS := g++ cmake ninja-build libhwy-dev libgtest-dev libbenchmark-dev
 TEST_DEBS := chromium
 # clang looks for omp.h in its own package.
 LINT_DEBS := clang-format clang-tidy libomp-dev
+# To compile for 64-bit Arm and run it here, and what is linked there.
+AARCH64_DEBS := g++-aarch64-linux-gnu qemu-user-static
+AARCH64_LIBRARIES := libhwy-dev 'libhwy1|libhwy1t64' libgtest-dev
 
 VENV_PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/.requirements-installed
 LINTER := .venv/.linter-installed
 PACKAGE := .venv/.attnops-installed
 REPORTS := $(CURDIR)/build/reports
-SUITES := test-cpp test-asan test-tsan test-python
+# On Arm test-cpp is that.
+SUITES := test-cpp test-asan test-tsan $(if $(filter aarch64,$(shell uname -m)),,test-aarch64-short) \
+          test-python
 
 # Directories too, so that a deleted file is a change.
 SOURCES := $(shell find src include python cmake -name __pycache__ -prune -o -print 2>/dev/null) \
@@ -40,7 +45,7 @@ NO_ASLR = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: bench
 bench: build ## the operators against PyTorch on this machine (options in BENCH_FLAGS)
@@ -89,6 +94,19 @@ test-tsan: debs | $(REPORTS) ## several threads calling at once, under the threa
 	@$(NO_ASLR) "$$(find build/tsan -name concurrency_test -type f)" \
 	  --gtest_brief=1 --gtest_output=xml:$(REPORTS)/$@.xml
 
+# Under qemu a test takes ten times as long, and all floats would take half an hour.
+AARCH64_CTEST := ATTNOPS_EXHAUSTIVE_EVERY=64 $(CTEST) --preset aarch64
+
+.PHONY: test-aarch64
+test-aarch64: aarch64-debs | $(REPORTS) ## the C++ tests on 64-bit Arm, cross-compiled and under qemu
+	@scripts/cmake_build.sh aarch64
+	@$(AARCH64_CTEST) --output-junit $(REPORTS)/$@.xml
+
+.PHONY: test-aarch64-short
+test-aarch64-short: aarch64-debs | $(REPORTS) ## the vector functions and one operator of it
+	@scripts/cmake_build.sh aarch64 simd_test flao_test
+	@$(AARCH64_CTEST) -R '^(simd|flao)_test$$' --output-junit $(REPORTS)/$@.xml
+
 .PHONY: test-python
 test-python: build test-debs | $(REPORTS) ## the Python tests, the documentation's programs and the layering test
 	@$(VENV_PYTHON) -m pytest tests/python -n $(JOBS) --dist worksteal --junitxml=$(REPORTS)/$@.xml
@@ -115,6 +133,11 @@ debs:
 .PHONY: test-debs
 test-debs:
 	@scripts/setup.sh debs $(BUILD_DEBS) $(TEST_DEBS)
+
+.PHONY: aarch64-debs
+aarch64-debs:
+	@scripts/setup.sh debs $(BUILD_DEBS) $(AARCH64_DEBS)
+	@scripts/unpack_debs.sh build/debs/arm64 installed arm64 $(AARCH64_LIBRARIES)
 
 .PHONY: lint-debs
 lint-debs:

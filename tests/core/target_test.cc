@@ -88,7 +88,7 @@ TEST(Target, CompiledButUnsupportedIsAnError) {
 
 // What print_target prints in an environment like `ATTNOPS_TARGET=AVX2` or `-u ATTNOPS_TARGET`.
 std::string PrintTarget(const std::string& environment, const std::string& command) {
-  const std::string line = "env " + environment + " '" ATTNOPS_PRINT_TARGET "' " + command;
+  const std::string line = "env " + environment + " " ATTNOPS_PRINT_TARGET " " + command;
   FILE* pipe = popen(line.c_str(), "r");
   if (pipe == nullptr) return "cannot run " + line;
   std::string output;

@@ -1,9 +1,11 @@
 // All 2^32 floats to float16 and bfloat16, on every target: to nearest even, a NaN stays a NaN.
+// Under an emulator, ATTNOPS_EXHAUSTIVE_EVERY=n takes a part of them, every n-th group.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -24,6 +26,11 @@ constexpr std::uint32_t kChunks = 1 << 16;
 constexpr int kThreads = 2;
 // Chunks that a thread converts between two changes of the target: few enough for the caches.
 constexpr std::uint32_t kGroup = 8;
+
+std::uint32_t EveryGroups() {
+  const char* every = std::getenv("ATTNOPS_EXHAUSTIVE_EVERY");
+  return every == nullptr ? 1 : static_cast<std::uint32_t>(std::max(1, std::atoi(every)));
+}
 
 bool HasNan(std::uint32_t chunk) { return (chunk & 0x7F80) == 0x7F80; }
 
@@ -77,6 +84,7 @@ template <typename T>
 void ConvertAll() {
   const TargetRestorer restorer;
   const std::vector<std::string> targets = SupportedTargets();
+  const std::uint32_t every = EveryGroups();
   std::size_t steps = 0;
   const auto next_target = [&]() noexcept { SetTarget(targets[steps++ % targets.size()]); };
   std::barrier in_step(kThreads, next_target);
@@ -84,7 +92,7 @@ void ConvertAll() {
   std::vector<std::string> failures(kThreads);
   const auto work = [&](int thread) {
     Part<T> part;
-    for (std::uint32_t chunk = 0; chunk < kChunks; chunk += kThreads * kGroup) {
+    for (std::uint32_t chunk = 0; chunk < kChunks; chunk += kThreads * kGroup * every) {
       part.Prepare(chunk + thread * kGroup);
       for (const std::string& target : targets) {
         in_step.arrive_and_wait();
