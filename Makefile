@@ -23,6 +23,8 @@ LINT_DEBS := clang-format clang-tidy libomp-dev
 # To compile for 64-bit Arm and run it here, and what is linked there.
 AARCH64_DEBS := g++-aarch64-linux-gnu qemu-user-static
 AARCH64_LIBRARIES := libhwy-dev 'libhwy1|libhwy1t64' libgtest-dev
+# Debian releases with other versions of Highway.
+HIGHWAY_RELEASES ?= trixie forky sid
 
 VENV_PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/.requirements-installed
@@ -106,6 +108,10 @@ test-aarch64: aarch64-debs | $(REPORTS) ## the C++ tests on 64-bit Arm, cross-co
 test-aarch64-short: aarch64-debs | $(REPORTS) ## the vector functions and one operator of it
 	@scripts/cmake_build.sh aarch64 simd_test flao_test
 	@$(AARCH64_CTEST) -R '^(simd|flao)_test$$' --output-junit $(REPORTS)/$@.xml
+
+.PHONY: test-highway
+test-highway: debs ## the C++ tests with the Highway of newer Debian releases (HIGHWAY_RELEASES)
+	@scripts/test_highway.sh $(HIGHWAY_RELEASES)
 
 .PHONY: test-python
 test-python: build test-debs | $(REPORTS) ## the Python tests, the documentation's programs and the layering test
