@@ -106,8 +106,8 @@ test-aarch64: aarch64-debs | $(REPORTS) ## the C++ tests on 64-bit Arm, cross-co
 
 .PHONY: test-aarch64-short
 test-aarch64-short: aarch64-debs | $(REPORTS) ## the vector functions and one operator of it
-	@scripts/cmake_build.sh aarch64 simd_test flao_test
-	@$(AARCH64_CTEST) -R '^(simd|flao)_test$$' --output-junit $(REPORTS)/$@.xml
+	@scripts/cmake_build.sh aarch64 simd_test gemm_test flao_test
+	@$(AARCH64_CTEST) -R '^(simd|gemm|flao)_test$$' --output-junit $(REPORTS)/$@.xml
 
 .PHONY: test-highway
 test-highway: debs ## the C++ tests with the Highway of newer Debian releases (HIGHWAY_RELEASES)

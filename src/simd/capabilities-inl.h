@@ -34,8 +34,7 @@
 #endif
 
 // Whether MulAdd rounds once.
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || \
-    (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2)
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2)
 #define ATTNOPS_HAS_FMA 0
 #else
 #define ATTNOPS_HAS_FMA 1

@@ -70,8 +70,8 @@ HWY_INLINE void MultiplyValues(const Block<T>& block, bool before, const Panels&
                                Prefetcher& prefetcher) {
   const Problem& problem = block.problem;
   const Workspace& work = block.work;
-  const std::int64_t batch = block.batch;
-  const Range heads = block.heads, tokens = block.tokens;
+  const std::int64_t& batch = block.batch;
+  const Range &heads = block.heads, &tokens = block.tokens;
   ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
     MultiplyRows<Left::kTransposed>(
         ColumnsFrom(work.s, place), RowOf<T>(problem.bv, batch, tokens.begin), problem.bv.token,

@@ -36,8 +36,8 @@ HWY_INLINE void MultiplyKeys(const Block<T>& block, Prefetcher& prefetcher) {
   // Not a structured binding, which clang before 16 does not capture.
   const Problem& problem = block.problem;
   const Workspace& work = block.work;
-  const std::int64_t batch = block.batch;
-  const Range heads = block.heads, tokens = block.tokens;
+  const std::int64_t& batch = block.batch;
+  const Range &heads = block.heads, &tokens = block.tokens;
   constexpr std::int64_t kTokens = kTileChunks * kMaxChunk;
   for (std::int64_t first = 0; first < tokens.size(); first += kTokens) {
     const std::int64_t count = std::min(kTokens, tokens.size() - first);
@@ -65,7 +65,7 @@ HWY_INLINE void MultiplyKeys(const Block<T>& block, Prefetcher& prefetcher) {
 template <typename T>
 HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk max) {
   const Problem& problem = block.problem;
-  const Range tokens = block.tokens;
+  const Range& tokens = block.tokens;
   const Workspace& work = block.work;
   const float* HWY_RESTRICT aq = RowOf(work.aq, c, 0);
   for (std::int64_t first = 0; first < tokens.size(); first += kTokenRows) {
