@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from attnops_bench import published
-from attnops_bench.tables import operators
 
 MAIN_MODE = {"speed": "kept", "memory": "memory"}
 FASTER = {"speed": "faster than the best peer by", "memory": "smaller than the best peer by"}
