@@ -20,6 +20,7 @@ BUILD_DEBS := g++ cmake ninja-build libhwy-dev libgtest-dev libbenchmark-dev
 TEST_DEBS := chromium
 # clang looks for omp.h in its own package.
 LINT_DEBS := clang-format clang-tidy libomp-dev
+CLANG_DEBS := clang libomp-dev
 # To compile for 64-bit Arm and run it here, and what is linked there.
 AARCH64_DEBS := g++-aarch64-linux-gnu qemu-user-static
 AARCH64_LIBRARIES := libhwy-dev 'libhwy1|libhwy1t64' libgtest-dev
@@ -112,6 +113,12 @@ test-aarch64-short: aarch64-debs | $(REPORTS) ## the vector functions and one op
 .PHONY: test-highway
 test-highway: debs ## the C++ tests with the Highway of newer Debian releases (HIGHWAY_RELEASES)
 	@scripts/test_highway.sh $(HIGHWAY_RELEASES)
+
+.PHONY: test-clang
+test-clang: | $(REPORTS) ## the C++ tests, compiled with clang
+	@scripts/setup.sh debs $(BUILD_DEBS) $(CLANG_DEBS)
+	@scripts/cmake_build.sh clang
+	@$(CTEST) --preset clang -LE exhaustive --output-junit $(REPORTS)/$@.xml
 
 .PHONY: test-python
 test-python: build test-debs | $(REPORTS) ## the Python tests, the documentation's programs and the layering test

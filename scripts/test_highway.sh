@@ -22,7 +22,7 @@ test_with() {
   libraries=$(dirname "$(find "$folder" -name 'libc.so.6' | head -n 1)")
   libraries+=:$(dirname "$(find "$folder" -name 'libhwy.so' | head -n 1)")
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTNOPS_BENCH=OFF \
-    -Dhwy_DIR="$(dirname "$(find "$folder" -name hwy-config.cmake)")" \
+    -DATTNOPS_EVERY_TARGET_TEST=ON -Dhwy_DIR="$(dirname "$(find "$folder" -name hwy-config.cmake)")" \
     -DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined \
     -DCMAKE_CROSSCOMPILING_EMULATOR="$loader;--library-path;$libraries" >"$build.log" &&
     cmake --build "$build" &&

@@ -14,11 +14,19 @@ fail() {
   exit 3
 }
 
-# The mirror and the release of the system's Debian sources.
+# The mirror and the release of the system's Debian sources; releases such as bookworm-updates do not
+# count.
 debian_sources() {
   apt-get indextargets --format '$(SITE) $(CODENAME)' \
     'Created-By: Packages' 'Origin: Debian' 'Label: Debian' 'Component: main' 2>/dev/null |
-    grep -v -- - | head -n 1
+    awk '$2 !~ /-/ && !found { print; found = 1 }'
+}
+
+# apt's lists of the system, where there are none yet.
+update_lists() {
+  local as_root=()
+  ((EUID == 0)) || as_root=(sudo)
+  "${as_root[@]}" apt-get -qq update >/dev/null
 }
 
 wanted="$release $architecture $*"
@@ -26,7 +34,8 @@ wanted="$release $architecture $*"
 command -v apt-get dpkg-deb >/dev/null ||
   fail "not a Debian system: $* for $architecture cannot be unpacked into $folder"
 read -r mirror installed < <(debian_sources) ||
-  fail 'apt knows no Debian mirror yet; run apt-get update'
+  { update_lists && read -r mirror installed < <(debian_sources); } ||
+  fail 'apt knows no Debian mirror; run apt-get update as root'
 [[ $release == installed ]] && release=$installed
 
 rm -rf "$folder"

@@ -46,12 +46,18 @@ def are_tensors(op: str, **values: Tensor) -> None:
     for name, value in values.items():
         if not isinstance(value, Tensor):
             fail(op, f"{name} must be a tensor; it is {_described(value)}")
-    if forward_ad._current_level >= 0:
-        for name, value in values.items():
-            if _has_tangent(value):
-                raise NotImplementedError(
-                    f"{op}: {name} has a tangent, but there is no forward-mode derivative"
-                )
+    no_tangents(op, **values)
+
+
+def no_tangents(op: str, **values: Tensor) -> None:
+    """None of them has a forward-mode tangent, for inputs and for gradients alike."""
+    if forward_ad._current_level < 0:
+        return
+    for name, value in values.items():
+        if _has_tangent(value):
+            raise NotImplementedError(
+                f"{op}: {name} has a tangent, but there is no forward-mode derivative"
+            )
 
 
 def _described(value: object) -> str:

@@ -53,6 +53,7 @@ def _setup_context(ctx, inputs, output) -> None:
 def _backward(ctx, d_out: Tensor | None, *_):
     if d_out is None:
         return None, None, None, None, None
+    _checks.no_tangents(_OP, d_out=d_out)
     q, k, v, g, kv, qkv = ctx.saved_tensors
     return *torch.ops.attnops.flao_backward(q, k, v, g, d_out, kv, qkv), None
 

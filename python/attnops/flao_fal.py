@@ -174,6 +174,7 @@ def _backward(ctx, d_out: Tensor | None, *_):
     if d_out is None:
         return None, None, None, None, *nothing
     _checks.no_gradient_of(ctx, _OP, theta=4)
+    _checks.no_tangents(_OP, d_out=d_out)
     q, k, v, g, kv, qkv, theta = ctx.saved_tensors
     gradients = torch.ops.attnops.flao_fal_backward(q, k, v, g, d_out, kv, qkv, theta, *ctx.options)
     return *gradients, *nothing

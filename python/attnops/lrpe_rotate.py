@@ -70,6 +70,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _backward(ctx, d_out: Tensor):
     _checks.no_gradient_of(ctx, _OP, theta=1)
+    _checks.no_tangents(_OP, d_out=d_out)
     x, theta = ctx.saved_tensors
     dx = torch.ops.attnops.lrpe_rotate_backward(
         d_out if x is None else x, theta, d_out, ctx.offset, ctx.act, ctx.dim
@@ -87,6 +88,7 @@ def _setup_backward_context(ctx, inputs, output) -> None:
 
 def _double_backward(ctx, d_dx: Tensor):
     _checks.no_second_derivative(_OP, ctx.act)
+    _checks.no_tangents(_OP, d_dx=d_dx)
     (theta,) = ctx.saved_tensors
     d_d_out = torch.ops.attnops.lrpe_rotate(d_dx, theta, ctx.offset, _choices.NONE, None)
     return None, None, d_d_out, None, None, None

@@ -151,6 +151,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _backward(ctx, d_out: Tensor):
     _checks.no_gradient_of(ctx, _OP, theta=1, table=2)
+    _checks.no_tangents(_OP, d_out=d_out)
     x, theta, table = ctx.saved_tensors
     dx = torch.ops.attnops.md_lrpe_cosine_backward(x, theta, table, d_out, *ctx.options)
     return dx, *(None,) * 7
@@ -166,6 +167,7 @@ def _setup_backward_context(ctx, inputs, output) -> None:
 
 def _double_backward(ctx, d_dx: Tensor):
     _checks.no_second_derivative(_OP, ctx.options[_ACT])
+    _checks.no_tangents(_OP, d_dx=d_dx)
     theta, table = ctx.saved_tensors
     d_d_out = torch.ops.attnops.md_lrpe_cosine(d_dx, theta, table, *ctx.options)
     return None, None, None, d_d_out, *(None,) * 5

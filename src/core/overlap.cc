@@ -18,9 +18,9 @@ struct Steps {
 // Adds the steps along the axes of a view, forwards or backwards.
 void AddSteps(const ConstTensorView& view, bool backwards, std::vector<Steps>& steps) {
   for (int i = 0; i < view.rank(); ++i) {
-    std::int64_t stride = view.stride(i) * SizeOf(view.dtype());
     const std::int64_t most = view.shape(i) - 1;
-    if (stride == 0 || most == 0) continue;
+    if (view.stride(i) == 0 || most == 0) continue;
+    const std::int64_t stride = view.stride(i) * SizeOf(view.dtype());
     const bool down = (stride < 0) != backwards;
     steps.push_back({stride < 0 ? -stride : stride, down ? -most : 0, down ? 0 : most});
   }

@@ -16,7 +16,7 @@ class Prefetcher {
  public:
   static constexpr int kMaxEntries = 10;
 
-  // `rows` rows of `bytes`, `stride` bytes aentry.
+  // `rows` rows of `bytes`, `stride` bytes apart.
   void Add(const void* data, std::int64_t stride, std::int64_t bytes, std::int64_t rows) {
     if (rows <= 0 || bytes <= 0) return;
     if (stride == bytes) {

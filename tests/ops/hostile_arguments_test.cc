@@ -137,6 +137,17 @@ TEST(HostileArguments, OutputsThatOverlapInputs) {
   EXPECT_EQ(data, before);
 }
 
+// The stride of an axis of one element says nothing, however large it is.
+TEST(HostileArguments, InPlaceWhateverTheStridesOfSingleElements) {
+  std::vector<float> data(32, 1);
+  const float theta = 1;
+  const Dims shape = {1, 4, 2, 4};
+  for (const std::int64_t stride : {std::int64_t{0}, std::int64_t{1} << 62}) {
+    EXPECT_NO_THROW(LrpeRotate({data.data(), shape}, {&theta, {1, 1}},
+                               {data.data(), shape, {stride, 8, 4, 1}}));
+  }
+}
+
 // Slices of one tensor lie between one another and share nothing.
 TEST(HostileArguments, InterleavedOutputsAreGood) {
   std::vector<float> data(3 * 4 * 2 * 4, 1), gradients(data.size());
@@ -162,6 +173,7 @@ TEST(HostileArguments, EmptyTensorsOfEnormousSizes) {
   };
   float out[2] = {7, 7};
   flao({kHuge, 1, 0, 1}, {kHuge, 1, 0, 1}, 1, nullptr);
+  flao({kHuge, kHuge, 0, 1}, {kHuge, kHuge, 0, 1}, 1, nullptr);
   flao({kHuge, 1, 0, 1}, {kHuge, 1, 1, 1}, 1, nullptr);
   flao({1, kHuge, 1, 1}, {1, kHuge, 1, 1}, 0, nullptr);
   flao({1, 1, kHuge, 1}, {1, 1, kHuge, 1}, 0, nullptr);

@@ -346,6 +346,33 @@ def test_no_forward_mode(call, argument):
         torch.func.jvp(torch.func.vmap(run), (batch,), (torch.ones_like(batch),))
 
 
+@pytest.mark.parametrize("call", ["lrpe_rotate", "md_lrpe_cosine", "flao", "flao_fal"])
+def test_no_forward_mode_of_a_backward(call):
+    function, options = CALLS[call]
+    first = next(iter(options))
+    x = options[first].clone().requires_grad_()
+    out = function(**options | {first: x})
+    text = f"{call}: d_out has a tangent, but there is no forward-mode"
+    with forward_ad.dual_level():
+        d_out = forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
+        with pytest.raises(NotImplementedError, match=text):
+            torch.autograd.grad(out, x, d_out)
+
+
+@pytest.mark.parametrize("call", ["lrpe_rotate", "md_lrpe_cosine"])
+def test_no_forward_mode_of_a_second_derivative(call):
+    function, options = CALLS[call]
+    x = options["x"].clone().requires_grad_()
+    out = function(**options | {"x": x, "act": "none"})
+    d_out = torch.ones_like(out).requires_grad_()
+    (dx,) = torch.autograd.grad(out, x, d_out, create_graph=True)
+    text = f"{call}: d_dx has a tangent, but there is no forward-mode"
+    with forward_ad.dual_level():
+        d_dx = forward_ad.make_dual(torch.ones_like(dx), torch.ones_like(dx))
+        with pytest.raises(NotImplementedError, match=text):
+            torch.autograd.grad(dx, d_out, d_dx)
+
+
 @pytest.mark.parametrize("call", [c for c in CALLS if not c.endswith("_backward")])
 def test_forward_mode_of_something_else(call):
     """A tangent elsewhere in the program is none of the operator's business."""

@@ -18,10 +18,10 @@ namespace {
 // threads. The length alone decides, so that a sequence has the same bits in every batch.
 constexpr std::int64_t kPieceTokens = 1024;
 constexpr std::int64_t kMostPieces = 64;
-// With as many heads as this a task is a head, which goes through its pieces one after the other;
-// with fewer a task is a piece.
-constexpr std::int64_t kTasks = 64;
-// Bound of the KVs of all pieces at work.
+// With as many heads for each worker as this a task is a head, which goes through its pieces one
+// after the other; with fewer a task is a piece. The sums are the same.
+constexpr std::int64_t kHeadsOfWorker = 4;
+// Bound of the KVs of all pieces at work, if two of one head are within it.
 constexpr std::int64_t kPieceBytes = 16 << 20;
 // Calls of fewer multiply-adds are not worth waking a thread for.
 constexpr double kSerialWork = 5e5;
@@ -61,13 +61,13 @@ class Run {
         column_kernels_(rowops::KernelsFor(dtype_, target_)),
         heads_(problem_.B * problem_.H),
         n_(problem_.N),
-        m_(problem_.M),
-        whole_(heads_ >= kTasks || (n_.count == 1 && m_.count == 1)) {
+        m_(problem_.M) {
     inner_ = problem_.inner_parts * Padded(problem_.inner_part);
     const double work = static_cast<double>(heads_) * static_cast<double>(inner_) *
                         static_cast<double>(problem_.E) *
                         static_cast<double>(problem_.N + problem_.M);
     workers_ = work < kSerialWork ? 1 : MaxWorkers();
+    whole_ = heads_ >= kHeadsOfWorker * workers_ || (n_.count == 1 && m_.count == 1);
     for (Operand* operand : {&problem_.q, &problem_.k, &problem_.v, &problem_.g}) {
       operands_[operand->index] = operand;
       Stage& stage = operand->stage;
@@ -76,10 +76,11 @@ class Run {
   }
 
   void Forward() {
-    PlanWaves(m_.count);
+    kv_slots_ = SlotsFor(m_);
+    PlanWaves(kv_slots_);
     ScratchPlan plan;
     PlanBlocks(Pass::kForward, plan);
-    PlanMatrices(plan, kvs_, KvSize(), m_.count);
+    PlanMatrices(plan, kvs_, KvSize(), kv_slots_);
     if (whole_ && m_.count > 1) plan.AddForWorkers(piece_kv_, KvSize());
     Scratch scratch(plan.Bytes(workers_) + AnglesBytes());
     plan.Take(scratch, workers_);
@@ -92,14 +93,15 @@ class Run {
   }
 
   void Backward() {
-    const std::int64_t kv_count = KeptKv() ? 1 : m_.count;
-    PlanWaves(kv_count + n_.count + 1);
+    kv_slots_ = KeptKv() ? 1 : SlotsFor(m_);
+    dkv_slots_ = SlotsFor(n_);
+    PlanWaves(kv_slots_ + dkv_slots_ + 1);
     ScratchPlan plan;
     PlanBlocks(Pass::kBackward, plan);
-    PlanMatrices(plan, dkvs_, KvSize(), n_.count);
+    PlanMatrices(plan, dkvs_, KvSize(), dkv_slots_);
     PlanMatrices(plan, transposed_, TransposedSize(), 1);
-    PlanMatrices(plan, kvs_, KvSize(), kv_count);
-    if (whole_ && (n_.count > 1 || kv_count > 1)) plan.AddForWorkers(piece_kv_, KvSize());
+    PlanMatrices(plan, kvs_, KvSize(), kv_slots_);
+    if (whole_ && (n_.count > 1 || kv_slots_ > 1)) plan.AddForWorkers(piece_kv_, KvSize());
     Scratch scratch(plan.Bytes(workers_) + AnglesBytes());
     plan.Take(scratch, workers_);
     MakeAngles(scratch);
@@ -107,7 +109,7 @@ class Run {
       RunTasks(heads_, workers_,
                [&](std::int64_t task, int worker) { BackwardHead(task, worker); });
     } else {
-      ForEachWave([&](const Wave& wave) { BackwardWave(wave, kv_count); });
+      ForEachWave([&](const Wave& wave) { BackwardWave(wave); });
     }
   }
 
@@ -130,11 +132,18 @@ class Run {
     return operand.stage.parts * Padded(operand.stage.part);
   }
 
-  // As many heads at a time as their `matrices` of KV's size have room.
+  // How many matrices of KV's size have room.
+  std::int64_t KvRoom() const {
+    const auto bytes = static_cast<std::int64_t>(Scratch::Size<float>(KvSize()));
+    return kPieceBytes / std::max<std::int64_t>(bytes, 1);
+  }
+  // Matrices that a head has for the sum of its pieces and for those that are added next.
+  std::int64_t SlotsFor(const Pieces& pieces) const {
+    return std::min(pieces.count, std::max<std::int64_t>(KvRoom() / 2, 2));
+  }
+  // As many heads at a time as their `matrices` have room.
   void PlanWaves(std::int64_t matrices) {
-    const auto bytes = static_cast<std::int64_t>(Scratch::Size<float>(KvSize())) * matrices;
-    wave_heads_ =
-        std::clamp<std::int64_t>(kPieceBytes / std::max<std::int64_t>(bytes, 1), 1, heads_);
+    wave_heads_ = std::clamp<std::int64_t>(KvRoom() / matrices, 1, heads_);
   }
   template <class F>
   void ForEachWave(const F& f) const {
@@ -313,17 +322,19 @@ class Run {
     const Stage& stage = operand.stage;
     const std::int64_t size = ColumnsSize(operand);
     const auto add = column_kernels_.add_to_columns[stage.parts - 1];
-    const std::int64_t row_bytes = operand.x.token * SizeOf(dtype_);
-    const char* rows = static_cast<const char*>(operand.x.data) +
-                       (head.batch * operand.x.batch + head.head * operand.x.head) * SizeOf(dtype_);
+    const auto row_at = [&](std::int64_t token) {
+      const std::int64_t elements =
+          head.batch * operand.x.batch + head.head * operand.x.head + token * operand.x.token;
+      return static_cast<const char*>(operand.x.data) + elements * SizeOf(dtype_);
+    };
     std::int64_t begin = range.begin;
     do {
       float* sums = begin == range.begin ? to : rows_.At(worker);
       const std::int64_t end = std::min(range.end, begin + kColumnPiece);
       column_kernels_.start_columns(sums, size);
       for (std::int64_t token = begin; token < end; token += rowops::kColumnTokens) {
-        add({rows + token * row_bytes, operand.x.token,
-             std::min(end - token, rowops::kColumnTokens), stage.part, Padded(stage.part)},
+        add({row_at(token), operand.x.token, std::min(end - token, rowops::kColumnTokens),
+             stage.part, Padded(stage.part)},
             sums, token == begin);
       }
       if (sums != to) column_kernels_.merge_columns(to, sums, size);
@@ -402,7 +413,7 @@ class Run {
     SumColumnsOfWave(wave);
     SumKvOfWave(wave);
     RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
-      const Panels kv = KvAt(kvs_, task * m_.count);
+      const Panels kv = KvAt(kvs_, task * kv_slots_);
       kernels_.finish_kv(problem_, kv);
       if (problem_.kv.data != nullptr) {
         kernels_.store_kv(problem_, HeadOf(wave.first + task), kv);
@@ -410,15 +421,15 @@ class Run {
     });
     ForEachPiece(wave, n_, [&](std::int64_t task, std::int64_t head, const Blocks& blocks) {
       kernels_.forward(problem_, HeadOf(wave.first + head), n_.At(task % n_.count), blocks,
-                       KvAt(kvs_, head * m_.count));
+                       KvAt(kvs_, head * kv_slots_));
     });
   }
 
-  void BackwardWave(const Wave& wave, std::int64_t kv_count) const {
+  void BackwardWave(const Wave& wave) const {
     SumColumnsOfWave(wave);
     if (!KeptKv()) SumKvOfWave(wave);
     RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
-      const Panels kv = KvAt(kvs_, task * kv_count);
+      const Panels kv = KvAt(kvs_, task * kv_slots_);
       if (KeptKv()) {
         kernels_.load_kv(problem_, HeadOf(wave.first + task), kv);
       } else {
@@ -426,43 +437,67 @@ class Run {
       }
       kernels_.transpose(problem_, kv, TransposedAt(task));
     });
-    RunGoals(wave, n_, problem_.q, problem_.g,
-             [&](Goal goal, std::int64_t task, std::int64_t head, const Blocks& blocks) {
-               kernels_.backward_query(problem_, goal, HeadOf(wave.first + head),
-                                       n_.At(task % n_.count), blocks, KvAt(kvs_, head * kv_count),
-                                       TransposedAt(head), KvAt(dkvs_, task));
-             });
-    MergeKv(wave, dkvs_, n_.count);
+    const auto query = [&](Goal goal, std::int64_t piece, std::int64_t head, const Blocks& blocks,
+                           const Panels& to) {
+      kernels_.backward_query(problem_, goal, HeadOf(wave.first + head), n_.At(piece), blocks,
+                              KvAt(kvs_, head * kv_slots_), TransposedAt(head), to);
+    };
+    SumMeansOfWave(wave, n_, problem_.q, problem_.g,
+                   [&](std::int64_t piece, std::int64_t head, const Blocks& blocks) {
+                     query(Goal::kMeans, piece, head, blocks, {});
+                   });
+    SumPiecesOfWave(wave, n_, dkv_slots_, dkvs_,
+                    [&](std::int64_t piece, std::int64_t head, const Blocks& blocks,
+                        const Panels& to) { query(Goal::kGradients, piece, head, blocks, to); });
     RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
-      const Panels dkv = KvAt(dkvs_, task * n_.count);
+      const Panels dkv = KvAt(dkvs_, task * dkv_slots_);
       kernels_.finish_kv(problem_, dkv);
       kernels_.transpose(problem_, dkv, TransposedAt(task));
     });
-    RunGoals(wave, m_, problem_.k, problem_.v,
-             [&](Goal goal, std::int64_t task, std::int64_t head, const Blocks& blocks) {
-               kernels_.backward_key(problem_, goal, HeadOf(wave.first + head),
-                                     m_.At(task % m_.count), blocks, KvAt(dkvs_, head * n_.count),
-                                     TransposedAt(head));
-             });
+    const auto key = [&](Goal goal, std::int64_t piece, std::int64_t head, const Blocks& blocks) {
+      kernels_.backward_key(problem_, goal, HeadOf(wave.first + head), m_.At(piece), blocks,
+                            KvAt(dkvs_, head * dkv_slots_), TransposedAt(head));
+    };
+    SumMeansOfWave(wave, m_, problem_.k, problem_.v,
+                   [&](std::int64_t piece, std::int64_t head, const Blocks& blocks) {
+                     key(Goal::kMeans, piece, head, blocks);
+                   });
+    ForEachPiece(wave, m_, [&](std::int64_t task, std::int64_t head, const Blocks& blocks) {
+      key(Goal::kGradients, task % m_.count, head, blocks);
+    });
   }
 
-  // The sum of each head, in place of its first piece's.
   void SumKvOfWave(const Wave& wave) const {
-    ForEachPiece(wave, m_, [&](std::int64_t task, std::int64_t head, const Blocks& blocks) {
-      kernels_.make_kv(problem_, HeadOf(wave.first + head), m_.At(task % m_.count), blocks,
-                       KvAt(kvs_, task));
-    });
-    MergeKv(wave, kvs_, m_.count);
+    SumPiecesOfWave(
+        wave, m_, kv_slots_, kvs_,
+        [&](std::int64_t piece, std::int64_t head, const Blocks& blocks, const Panels& to) {
+          kernels_.make_kv(problem_, HeadOf(wave.first + head), m_.At(piece), blocks, to);
+        });
   }
-  // Adds the `count` pieces of each head in their order.
-  void MergeKv(const Wave& wave, const Arrays& kvs, std::int64_t count) const {
-    if (count == 1) return;
-    RunTasks(wave.count * KvPanels(), workers_, [&](std::int64_t task, int) {
-      const std::int64_t first = task / KvPanels() * count;
-      for (std::int64_t piece = 1; piece < count; ++piece) {
-        AddKvPanel(KvAt(kvs, first + piece), KvAt(kvs, first), task % KvPanels());
+
+  // The sum of what run(piece, head, blocks, matrix) makes of each piece of each head, added in
+  // their order, in the first of the head's slots. As many pieces as there are slots are at work.
+  template <class F>
+  void SumPiecesOfWave(const Wave& wave, const Pieces& pieces, std::int64_t slots,
+                       const Arrays& kvs, const F& run) const {
+    for (std::int64_t first = 0; first < pieces.count;) {
+      const std::int64_t slot = first == 0 ? 0 : 1;
+      const std::int64_t count = std::min(slots - slot, pieces.count - first);
+      RunTasks(wave.count * count, workers_, [&](std::int64_t task, int worker) {
+        const std::int64_t head = task / count, i = task % count;
+        run(first + i, head, PieceBlocks(worker, head), KvAt(kvs, head * slots + slot + i));
+      });
+      const std::int64_t end = slot + count;
+      if (end > 1) {
+        RunTasks(wave.count * KvPanels(), workers_, [&](std::int64_t task, int) {
+          const std::int64_t sum = task / KvPanels() * slots;
+          for (std::int64_t i = 1; i < end; ++i) {
+            AddKvPanel(KvAt(kvs, sum + i), KvAt(kvs, sum), task % KvPanels());
+          }
+        });
       }
-    });
+      first += count;
+    }
   }
 
   void SumColumnsOfWave(const Wave& wave) const {
@@ -484,26 +519,22 @@ class Run {
     }
   }
 
-  // Both goals of a pass over the pieces of a wave; run(goal, task, head, blocks).
+  // The means of two operands, if they have any: run(piece, head, blocks) adds those of a piece.
   template <class F>
-  void RunGoals(const Wave& wave, const Pieces& pieces, const Operand& a, const Operand& b,
-                const F& run) const {
-    if (a.stage.SumsColumns() || b.stage.SumsColumns()) {
-      ForEachPiece(wave, pieces, [&](std::int64_t task, std::int64_t head, Blocks blocks) {
-        SetMeans(blocks, a, b, [&](const Operand&) { return task; });
-        run(Goal::kMeans, task, head, blocks);
-      });
-      for (std::int64_t task = 0; task < wave.count * pieces.count; ++task) {
-        const std::int64_t first = task / pieces.count * pieces.count;
-        for (const Operand* operand : {&a, &b}) {
-          if (!operand->stage.SumsColumns()) continue;
-          AddMeans(*operand, MeansAt(*operand, task), ColumnsAt(*operand, first), task == first);
-        }
+  void SumMeansOfWave(const Wave& wave, const Pieces& pieces, const Operand& a, const Operand& b,
+                      const F& run) const {
+    if (!a.stage.SumsColumns() && !b.stage.SumsColumns()) return;
+    ForEachPiece(wave, pieces, [&](std::int64_t task, std::int64_t head, Blocks blocks) {
+      SetMeans(blocks, a, b, [&](const Operand&) { return task; });
+      run(task % pieces.count, head, blocks);
+    });
+    for (std::int64_t task = 0; task < wave.count * pieces.count; ++task) {
+      const std::int64_t first = task / pieces.count * pieces.count;
+      for (const Operand* operand : {&a, &b}) {
+        if (!operand->stage.SumsColumns()) continue;
+        AddMeans(*operand, MeansAt(*operand, task), ColumnsAt(*operand, first), task == first);
       }
     }
-    ForEachPiece(wave, pieces, [&](std::int64_t task, std::int64_t head, const Blocks& blocks) {
-      run(Goal::kGradients, task, head, blocks);
-    });
   }
 
   TargetIndex target_;
@@ -515,8 +546,9 @@ class Run {
   std::int64_t heads_;
   std::int64_t inner_;  // rows of KV
   Pieces n_, m_;
-  bool whole_;                   // whether a task is a head
+  bool whole_ = false;           // whether a task is a head
   std::int64_t wave_heads_ = 0;  // else how many heads a wave has
+  std::int64_t kv_slots_ = 1, dkv_slots_ = 1;
   int workers_ = 1;
   Arrays kvs_, dkvs_, transposed_;  // of each head or piece at work
   Arrays piece_kv_;                 // of a worker, for the piece that is added next
@@ -534,17 +566,16 @@ void Forward(const Call& call) {
   Call own = call;
   Problem& problem = own.problem;
   const bool keeps_kv = problem.kv.data != nullptr && problem.D > 0;
-  if (problem.B * problem.H == 0 || problem.E == 0 || (problem.N == 0 && !keeps_kv)) return;
+  if (problem.B == 0 || problem.H == 0 || problem.E == 0) return;
+  if (problem.N == 0 && !keeps_kv) return;
   if (problem.D == 0) problem.M = 0;
   Run(own).Forward();
 }
 
 void Backward(const Call& call) {
   const Problem& problem = call.problem;
-  if (problem.B * problem.H == 0 || (problem.N == 0 && problem.M == 0) ||
-      (problem.D == 0 && problem.E == 0)) {
-    return;
-  }
+  if (problem.B == 0 || problem.H == 0) return;
+  if ((problem.N == 0 && problem.M == 0) || (problem.D == 0 && problem.E == 0)) return;
   Run(call).Backward();
 }
 
