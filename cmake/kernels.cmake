@@ -1,5 +1,5 @@
-# The one list of kernels: for each folder of src with a kernels-inl.h the template arguments of
-# KernelsOf that are compiled, each in a file of its own for every SIMD target.
+# The one list of kernels: for each folder of src with a kernels-inl.h, the template arguments that
+# KernelsOf is compiled with. Each entry is a file of its own, compiled for every SIMD target.
 set(ATTNOPS_TYPES float Float16 BFloat16)
 
 # attnops_kernels(SOURCES FOLDER NAMESPACE RESULT ARGUMENTS...): appends a generated file to the

@@ -8,13 +8,13 @@
 
 namespace attnops {
 
-// What the forward keeps for the backward: whatever tensors are given here are written.
+// Tensors that the forward keeps for the backward; those that are given are written.
 struct FlaoOptions {
   std::optional<TensorView> kv;   // (B,H,D,E), float32
   std::optional<TensorView> qkv;  // (B,H,N,E), of q's type, but float32 if that is float16
 };
 
-// What the forward kept. The backward computes anew what is missing.
+// The tensors that the forward kept. The backward computes the missing ones anew.
 struct FlaoKept {
   std::optional<ConstTensorView> kv;
   std::optional<ConstTensorView> qkv;

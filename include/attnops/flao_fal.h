@@ -22,12 +22,12 @@ struct FlaoFalOptions {
   Activation g_act = {};
 
   Lrpe lrpe = Lrpe::kNone;
-  // For an encoding, else absent; of q's type or float32. kCosine: (H,E) or (1,E), E·k ≥ D for
-  // k axes. kRotate: (H,E), (1,E) or (H,1), E ≤ D/2, in 1-d; (H,E) or (1,E), E·k ≥ D/2, in
-  // more; D is even.
+  // Given with an encoding only; of q's type or float32. Here E is the number of angles of a head
+  // and axis, not the features of v. kCosine: (H,E) or (1,E), E·k ≥ D for k axes. kRotate, D even:
+  // (H,E), (1,E) or (H,1), E ≤ D/2, in 1-d; (H,E) or (1,E), E·k ≥ D/2, on more axes.
   std::optional<ConstTensorView> theta = {};
-  // n_1 … n_k, with N = M = l + n_1·…·n_k; without axes the tokens of q and of k are each
-  // numbered in 1-d.
+  // n_1 … n_k, with N = M = l + n_1·…·n_k. If it has no axes, the positions are 1-d: those of q
+  // from `offset` on, those of k from 0 on.
   Dims shape = {};
   std::int64_t offset = 0;  // of q's tokens in 1-d, within ±2^31; else 0
   std::int64_t l = 0;       // tokens in front that carry no position
@@ -36,9 +36,8 @@ struct FlaoFalOptions {
 // With the encoding and the activations as in LrpeRotate and MdLrpeCosine,
 //   Q̄ = lrpe(q_act(Q))    K̄ = lrpe(k_act(K))    V̄ = v_act(V)    Ḡ = g_act(G)
 //   KV = K̄ᵀ·V̄            out = Ḡ ⊙ (Q̄·KV)
-// q (B,H,N,D), k (B,H,M,D), v (B,H,M,E), g and out (B,H,N,E), all of one type. What is kept is as
-// for Flao, but kv (B,H,2D,E) with kCosine. Outputs share no memory with inputs or each
-// other.
+// q (B,H,N,D), k (B,H,M,D), v (B,H,M,E), g and out (B,H,N,E), all of one type. `keep` is as for
+// Flao, but kv is (B,H,2D,E) with kCosine. Outputs share no memory with inputs or each other.
 void FlaoFal(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
              const ConstTensorView& g, const TensorView& out, const FlaoFalOptions& options,
              const FlaoOptions& keep = {});

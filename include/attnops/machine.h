@@ -1,5 +1,5 @@
-// What this machine can do at best, for judging how close an operator comes.
-// Both use the library's parallel-for and take about `seconds`.
+// The limits of this machine, for judging how close an operator comes to them.
+// Both functions use the library's parallel-for and take about `seconds`.
 #ifndef ATTNOPS_MACHINE_H_
 #define ATTNOPS_MACHINE_H_
 

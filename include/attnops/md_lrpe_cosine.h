@@ -33,11 +33,11 @@ void MdLrpeCosineBackward(const ConstTensorView& x, const ConstTensorView& theta
 
 // Cosines and sines for MdLrpeCosineWithTable, built once: table (H or 1, n_1+…+n_k, E, 2),
 // float32, one row for each index of each axis, where theta is (H or 1, E), float32 or a 16-bit
-// type, and d ≤ E·k the features of x. The offset, in 1-d, is part of the table.
+// type, and d ≤ E·k the features of x. The offset, in 1-d, is in the table.
 void LrpeTable(const ConstTensorView& theta, const Dims& shape, std::int64_t d,
                const TensorView& table, std::int64_t offset = 0);
 
-// The same with the angles of a table; options.offset must be 0.
+// MdLrpeCosine and its backward with the angles of a table; options.offset must be 0.
 void MdLrpeCosineWithTable(const ConstTensorView& x, const ConstTensorView& table,
                            const TensorView& out, const MdLrpeCosineOptions& options);
 void MdLrpeCosineBackwardWithTable(const ConstTensorView& x, const ConstTensorView& table,

@@ -7,8 +7,8 @@
 
 namespace attnops {
 
-// The number of threads of the default (OpenMP) parallel-for; 0 means one for
-// each processor. Throws Error if n is negative.
+// The number of threads of the default (OpenMP) parallel-for; 0 means OpenMP's own
+// default, as a rule one for each processor. Throws Error if n is negative.
 void SetNumThreads(int n);
 int GetNumThreads();
 

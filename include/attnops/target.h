@@ -9,13 +9,13 @@
 namespace attnops {
 
 // Names of the compiled targets that this CPU has, best first ("AVX3", "AVX2",
-// "SSE4", "SSSE3", "SCALAR" on x86; AVX3 is AVX-512).
+// "SSE4", "SCALAR" on x86; AVX3 is AVX-512).
 std::vector<std::string> SupportedTargets();
 
 // All compiled targets, best first.
 std::vector<std::string> CompiledTargets();
 
-// The one in use. Throws Error if ATTNOPS_TARGET names no supported target.
+// The target in use. Throws Error if ATTNOPS_TARGET names no supported target.
 std::string GetTarget();
 
 // Forces a target for all calls that start later; an empty name goes back to ATTNOPS_TARGET

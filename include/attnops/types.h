@@ -40,7 +40,7 @@ constexpr const char* Name(DType dtype) {
                                      : "no known type";
 }
 
-// What is applied to a tensor before the operator. Softmax acts along `dim`, a
+// The function that is applied to a tensor before the operator. Softmax acts along `dim`, a
 // dimension of the tensor counted as in Python (negative from the end); the
 // other kinds act element by element and ignore it.
 struct Activation {

@@ -1,5 +1,5 @@
-// What is not an operator as torch.ops.attnops.*, and the threads. The operators are registered in
-// their families' files.
+// Targets, the pool and measurements as torch.ops.attnops.*, and the use of torch's threads. The
+// operators are registered in their families' files.
 #include <attnops/attnops.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -13,14 +13,14 @@
 namespace attnops::torch_binding {
 namespace {
 
-// out, kv and qkv; what is not kept is an empty tensor of one axis.
-using KeptTensors = std::tuple<Tensor, Tensor, Tensor>;
+// out, kv and qkv; kv and qkv are empty tensors of one axis if they are not kept.
+using ForwardTensors = std::tuple<Tensor, Tensor, Tensor>;
 // Sizes of a grid, or none.
 using Shape = std::optional<std::vector<std::int64_t>>;
 // dq, dk, dv and dg.
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-// What a forward keeps; each keeps what those before it do.
+// What a forward keeps: nothing, KV, or KV and QKV.
 enum class Keep { kNone, kKv, kKvQkv };
 
 Keep KeepOf(const char* op, std::int64_t keep) { return ChoiceOf(op, "keep", keep, Keep::kKvQkv); }
@@ -36,7 +36,7 @@ struct Readables {
   Tensor q, k, v, g;
 };
 
-// Room for the results of a forward, of which kv has `rows` for each of q's features.
+// Room for the results of a forward; kv has `rows` rows for each of q's features.
 struct Results {
   Results(const char* op, const Readables& x, Keep keep, std::int64_t rows)
       : out(NewTensor(op, "out", x.g)),
@@ -65,7 +65,7 @@ struct Results {
   Tensor kv, qkv;
 };
 
-// What a forward kept, if it did.
+// The tensors that a forward kept, if it did.
 struct Kept {
   Kept(const char* op, const std::optional<Tensor>& given_kv,
        const std::optional<Tensor>& given_qkv) {
@@ -93,7 +93,7 @@ Activation ActOf(char tensor, std::int64_t act, std::optional<std::int64_t> dim)
   return ActivationOf(kFalOp, act_name.c_str(), act, dim_name.c_str(), dim);
 }
 
-// The rest of the options; theta becomes readable and is what they point to.
+// Sets the options of the encoding. `theta` becomes readable, and the options point to it.
 void SetPositions(FlaoFalOptions& options, std::optional<Tensor>& theta, const Shape& shape,
                   std::int64_t offset, std::int64_t l) {
   if (theta) {
@@ -105,8 +105,8 @@ void SetPositions(FlaoFalOptions& options, std::optional<Tensor>& theta, const S
   options.l = l;
 }
 
-KeptTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                 std::int64_t keep) {
+ForwardTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                    std::int64_t keep) {
   constexpr char kOp[] = "flao";
   const Keep kept = KeepOf(kOp, keep);
   const Readables x(kOp, q, k, v, g);
@@ -130,13 +130,13 @@ Gradients FlaoBackward(const Tensor& q, const Tensor& k, const Tensor& v, const 
 }
 
 // A missing shape and an empty one are the same: an exported program does not tell them apart.
-KeptTensors FlaoFal(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                    std::optional<Tensor> theta, std::int64_t q_act,
-                    std::optional<std::int64_t> q_dim, std::int64_t k_act,
-                    std::optional<std::int64_t> k_dim, std::int64_t v_act,
-                    std::optional<std::int64_t> v_dim, std::int64_t g_act,
-                    std::optional<std::int64_t> g_dim, std::int64_t lrpe, Shape shape,
-                    std::int64_t offset, std::int64_t l, std::int64_t keep) {
+ForwardTensors FlaoFal(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                       std::optional<Tensor> theta, std::int64_t q_act,
+                       std::optional<std::int64_t> q_dim, std::int64_t k_act,
+                       std::optional<std::int64_t> k_dim, std::int64_t v_act,
+                       std::optional<std::int64_t> v_dim, std::int64_t g_act,
+                       std::optional<std::int64_t> g_dim, std::int64_t lrpe, Shape shape,
+                       std::int64_t offset, std::int64_t l, std::int64_t keep) {
   FlaoFalOptions options{ActOf('q', q_act, q_dim), ActOf('k', k_act, k_dim),
                          ActOf('v', v_act, v_dim), ActOf('g', g_act, g_dim), LrpeOf(lrpe)};
   const Keep kept = KeepOf(kFalOp, keep);

@@ -15,13 +15,13 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-struct Block {
+struct Buffer {
   void* data;
   std::size_t bytes;
 };
 
-Block Map(std::size_t bytes) {
-  // One huge page more, to cut an aligned piece out of.
+Buffer Map(std::size_t bytes) {
+  // One huge page more, to cut an aligned buffer out of.
   const std::size_t mapped = bytes + kHugePage;
   void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED) throw std::bad_alloc();
@@ -35,15 +35,15 @@ Block Map(std::size_t bytes) {
   return {data, bytes};
 }
 
-void Unmap(const std::vector<Block>& blocks) {
-  for (const Block& block : blocks) munmap(block.data, block.bytes);
+void Unmap(const std::vector<Buffer>& buffers) {
+  for (const Buffer& buffer : buffers) munmap(buffer.data, buffer.bytes);
 }
 
 class Pool {
  public:
   void* Allocate(std::size_t bytes) {
     bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    std::vector<Block> evicted;
+    std::vector<Buffer> evicted;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       // The smallest that is large enough and wastes no more than a quarter.
@@ -55,11 +55,11 @@ class Pool {
         }
       }
       if (best != kept_.end()) {
-        const Block block = *best;
+        const Buffer buffer = *best;
         kept_.erase(best);
-        kept_bytes_ -= block.bytes;
-        Use(block);
-        return block.data;
+        kept_bytes_ -= buffer.bytes;
+        Use(buffer);
+        return buffer.data;
       }
       // Room for the new one is made before it is mapped, oldest first.
       const std::size_t limit = std::max(most_used_, used_bytes_ + bytes);
@@ -70,10 +70,10 @@ class Pool {
       }
     }
     Unmap(evicted);
-    const Block block = Map(bytes);
+    const Buffer buffer = Map(bytes);
     const std::lock_guard<std::mutex> lock(mutex_);
-    Use(block);
-    return block.data;
+    Use(buffer);
+    return buffer.data;
   }
 
   void Free(void* data) {
@@ -86,26 +86,26 @@ class Pool {
   }
 
   void Empty() {
-    std::vector<Block> blocks;
+    std::vector<Buffer> buffers;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      blocks.swap(kept_);
+      buffers.swap(kept_);
       kept_bytes_ = 0;
       most_used_ = used_bytes_;
     }
-    Unmap(blocks);
+    Unmap(buffers);
   }
 
  private:
-  void Use(const Block& block) {
-    used_.emplace(block.data, block.bytes);
+  void Use(const Buffer& buffer) {
+    used_.emplace(buffer.data, buffer.bytes);
     kept_.reserve(kept_.size() + used_.size());  // so that Free, called by destructors, cannot fail
-    used_bytes_ += block.bytes;
+    used_bytes_ += buffer.bytes;
     most_used_ = std::max(most_used_, used_bytes_);
   }
 
   std::mutex mutex_;
-  std::vector<Block> kept_;  // oldest first
+  std::vector<Buffer> kept_;  // oldest first
   std::unordered_map<void*, std::size_t> used_;
   std::size_t kept_bytes_ = 0;
   std::size_t used_bytes_ = 0;

@@ -8,8 +8,8 @@ namespace attnops::torch_binding {
 
 // A fresh tensor of tens of megabytes costs more in page faults, and in unmapping
 // when it dies, than the operator that fills it. Buffers from here are in huge pages
-// and come back when their tensor dies. What is kept for reuse and what is in use
-// together never exceed what was in use at once.
+// and come back when their tensor dies. Buffers kept for reuse and buffers in use
+// together never exceed the most that was in use at once.
 
 // Smaller results come from torch's allocator.
 constexpr std::size_t kPoolMinimum = std::size_t{2} << 20;
@@ -18,7 +18,7 @@ constexpr std::size_t kPoolMinimum = std::size_t{2} << 20;
 void* PoolAllocate(std::size_t bytes);
 void PoolFree(void* data);
 
-// Gives what is kept for reuse back to the system.
+// Gives the buffers kept for reuse back to the system.
 void PoolEmpty();
 
 }  // namespace attnops::torch_binding

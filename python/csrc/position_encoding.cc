@@ -45,14 +45,14 @@ Dims Widened(const Tensor& x) {
   return shape;
 }
 
-// Where the angles of md_lrpe_cosine come from: a table if there is one, else theta.
-struct AngleSource {
+// The tensor that the angles of md_lrpe_cosine come from: a table if there is one, else theta.
+struct ThetaOrTable {
   Tensor tensor;
   bool is_table;
 };
 
-AngleSource AnglesOf(const char* op, const std::optional<Tensor>& theta,
-                     const std::optional<Tensor>& table) {
+ThetaOrTable AnglesOf(const char* op, const std::optional<Tensor>& theta,
+                      const std::optional<Tensor>& table) {
   if (table) return {Readable(op, "table", *table), true};
   if (!theta) throw Error(std::string(op) + ": theta is required without a table");
   return {Readable(op, "theta", *theta), false};
@@ -64,7 +64,7 @@ Tensor MdLrpeCosine(const Tensor& x, std::optional<Tensor> theta, std::optional<
   constexpr char kOp[] = "md_lrpe_cosine";
   const Activation activation = ActivationOf(kOp, "act", act, "dim", dim);
   const Tensor x_read = Readable(kOp, "x", x);
-  const AngleSource angles = AnglesOf(kOp, theta, table);
+  const ThetaOrTable angles = AnglesOf(kOp, theta, table);
   const MdLrpeCosineOptions options{DimsOf(kOp, "shape", shape), l, offset, activation};
   const Tensor out = NewTensor(kOp, "out", x, Widened(x));
   const auto run = angles.is_table ? attnops::MdLrpeCosineWithTable : attnops::MdLrpeCosine;
@@ -86,7 +86,7 @@ Tensor MdLrpeCosineBackward(std::optional<Tensor> x, std::optional<Tensor> theta
   const std::int64_t last = d_out.dim() - 1;
   const Tensor x_read =
       x ? Readable(kOp, "x", *x) : torch::stable::narrow(d_out_read, last, 0, d_out.size(last) / 2);
-  const AngleSource angles = AnglesOf(kOp, theta, table);
+  const ThetaOrTable angles = AnglesOf(kOp, theta, table);
   const MdLrpeCosineOptions options{DimsOf(kOp, "shape", shape), l, offset, activation};
   const Tensor dx = NewTensor(kOp, "dx", x_read);
   const auto run =

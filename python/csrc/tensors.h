@@ -19,7 +19,7 @@ using torch::stable::Tensor;
 // axes and a number of bytes that 63 bits can hold.
 Tensor Readable(const char* op, const char* name, const Tensor& tensor);
 
-// A view of what Readable or NewTensor returned, valid as long as that is.
+// A view of a tensor that Readable or NewTensor returned, valid as long as the tensor.
 TensorView ViewOf(const Tensor& tensor);
 
 // A contiguous tensor of this shape, not initialised; its type is that of `like` or float32.
@@ -28,7 +28,7 @@ enum class ResultType { kSame, kFloat32 };
 Tensor NewTensor(const char* op, const char* name, const Tensor& like, const Dims& shape,
                  ResultType type = ResultType::kSame);
 
-// One with the shape and type of `like`.
+// A tensor with the shape and type of `like`.
 Tensor NewTensor(const char* op, const char* name, const Tensor& like);
 
 // A list of sizes, such as the argument `shape`. Throws Error unless it has a supported number

@@ -1,5 +1,5 @@
-// Internal assertions on contracts between parts of the library. Arguments of callers are not
-// asserted but checked (checks.h).
+// Assertions on contracts inside the library. Arguments of callers are not asserted but checked
+// (checks.h).
 #ifndef ATTNOPS_SRC_CORE_ASSERT_H_
 #define ATTNOPS_SRC_CORE_ASSERT_H_
 

@@ -12,12 +12,12 @@
 
 namespace attnops {
 
-// Throws Error with "<op>: " and the parts in a row.
-template <typename... Parts>
-[[noreturn]] void Fail(const char* op, const Parts&... parts) {
+// Throws Error with "<op>: " and the texts, joined.
+template <typename... Texts>
+[[noreturn]] void Fail(const char* op, const Texts&... texts) {
   std::ostringstream text;
   text << op << ": ";
-  (text << ... << parts);
+  (text << ... << texts);
   throw Error(text.str());
 }
 
@@ -28,25 +28,26 @@ std::string ToString(const Dims& dims);
 // can hold, a data pointer unless it is empty, and a contiguous last axis if there are elements.
 void CheckView(const char* op, const char* name, const ConstTensorView& view);
 
-// What an output must be beyond that: no two of its elements share memory.
+// An output: CheckView, and no two of its elements share memory.
 void CheckOutput(const char* op, const char* name, const TensorView& view);
 
 // An output shares no memory with another tensor of the call.
 void CheckApart(const char* op, const char* name, const TensorView& view, const char* other_name,
                 const ConstTensorView& other);
-// The same, but it may be that tensor: the same address, shape and strides.
+// The output shares no memory with the other tensor or is that tensor: same address, shape and
+// strides.
 void CheckApartOrSame(const char* op, const char* name, const TensorView& view,
                       const char* other_name, const ConstTensorView& other);
 
-// A view, as above, with this many axes; `axes` names them: "(B,H,N,D)".
+// CheckView, and this many axes; `axes` names them: "(B,H,N,D)".
 void CheckRank(const char* op, const char* name, const ConstTensorView& view, int rank,
                const char* axes);
 
-// The size of an axis, of so many `what`, is that of another argument.
+// An axis has `expected` elements, as many `what` ("heads") as the argument `other_name`.
 void CheckAxis(const char* op, const char* name, const ConstTensorView& view, int axis,
                const char* what, const char* other_name, std::int64_t expected);
 
-// An output or a kept tensor whose shape is not that of another.
+// An output or a kept tensor has the shape `expected`.
 void CheckShape(const char* op, const char* name, const ConstTensorView& view,
                 const Dims& expected);
 

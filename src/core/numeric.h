@@ -1,4 +1,4 @@
-// Scalar conversions from the 16-bit types, exact.
+// Exact scalar conversions from the 16-bit types, and integer division that rounds up.
 #ifndef ATTNOPS_SRC_CORE_NUMERIC_H_
 #define ATTNOPS_SRC_CORE_NUMERIC_H_
 

@@ -32,7 +32,7 @@ class Search {
   Search(std::vector<Steps> steps, Wide distance) {
     std::sort(steps.begin(), steps.end(),
               [](const Steps& a, const Steps& b) { return a.stride > b.stride; });
-    // Steps of the same stride are one number of steps.
+    // Steps of the same stride are merged.
     for (const Steps& one : steps) {
       if (!steps_.empty() && steps_.back().stride == one.stride) {
         steps_.back().least += one.least;
@@ -62,7 +62,7 @@ class Search {
     if (distance < lowest_[i] || distance > highest_[i]) return false;
     if (i == steps_.size()) return true;
     const Steps& own = steps_[i];
-    // What is left must be within reach of the others.
+    // The distance that remains must be within reach of the steps after i.
     const Wide first = -FloorDivide(highest_[i + 1] - distance, own.stride);
     const Wide last = FloorDivide(distance - lowest_[i + 1], own.stride);
     for (Wide n = std::max<Wide>(own.least, first); n <= std::min<Wide>(own.most, last); ++n) {

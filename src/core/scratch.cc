@@ -10,8 +10,8 @@
 namespace attnops {
 namespace {
 
-// Buffers of this size and more are in huge pages: tiles that a kernel goes through again and
-// again would otherwise take more entries of the first-level TLB than there are.
+// Buffers of this size and more are in huge pages: memory that a kernel goes through again and
+// again would otherwise need more entries of the first-level TLB than there are.
 constexpr std::size_t kHugeMinimum = std::size_t{256} << 10;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 

@@ -19,8 +19,8 @@ struct Arrays {
   float* At(std::int64_t i) const { return data + i * stride; }
 };
 
-// Arrays are added one by one, then all are taken at once. Those of a worker follow one another:
-// where they alternated with those of another worker, both workers were slower.
+// Arrays are added one by one, then all are taken at once. The arrays of a worker are contiguous:
+// where they alternated with another worker's, both workers were slower.
 class ScratchPlan {
  public:
   // `count` arrays of `size` floats.

@@ -1,4 +1,4 @@
-// What becomes of the sums of a product.
+// Epilogues: adding the sums of a product to a matrix, or storing them in a tensor.
 
 #if defined(ATTNOPS_SRC_GEMM_EPILOGUES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_GEMM_EPILOGUES_INL_H_
@@ -41,7 +41,7 @@ struct AddToMatrix {
   }
 };
 
-// Elements of a chunk in a row of so many columns.
+// How many elements the chunk with number `chunk` of a row of `columns` columns has.
 HWY_INLINE std::size_t ChunkCount(std::int64_t columns, std::int64_t chunk) {
   const auto size = static_cast<std::int64_t>(ChunkSize());
   return static_cast<std::size_t>(std::min(size, columns - chunk * size));
@@ -65,7 +65,7 @@ struct StoreInRows {
   }
 };
 
-// A factor of sums: rows of a tensor, or of a matrix in panels.
+// The factor that sums are multiplied by: rows of a tensor, or of a matrix in panels.
 template <typename T>
 struct RowsFactor {
   Rows<const T> rows;
@@ -83,7 +83,7 @@ struct PanelsFactor {
   }
 };
 
-// Stores sums multiplied by a factor, and stores them as they are if they are kept.
+// Stores sums times a factor in `to` and, if `kept` is given, the sums themselves there.
 template <typename T, typename Kept, class Factor, Payload kPayload>
 struct StoreProduct {
   Factor factor;

@@ -1,4 +1,5 @@
-// The register tile of float32 products: what README.md calls a microkernel.
+// The microkernel of float32 products, which computes one register tile; README.md has its
+// contract.
 
 #if defined(ATTNOPS_SRC_GEMM_MICROKERNEL_F32_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_GEMM_MICROKERNEL_F32_INL_H_
@@ -29,11 +30,11 @@ namespace HWY_NAMESPACE {
 // How far ahead the transposed left operand is fetched into L1.
 constexpr std::size_t kStepsAhead = 8;
 
-// A register tile is kTileRows rows and up to kTileChunks chunks of a product; where those do not
-// come out even, kShortRows rows. A step takes the tile's vectors of the right operand, and
-// broadcasts one element of the left one for each row. With vectors of 512 bits only little more
-// than one of these loads a cycle was measured, so a tile needs many sums for each: 24 for 10.
-// Two units with a latency of 4 cycles need at least 8 independent sums.
+// A register tile is kTileRows rows and up to kTileChunks chunks of a product, or kShortRows rows
+// where the product's rows are no multiple of kTileRows. A step loads the tile's vectors of the
+// right operand and broadcasts one element of the left one for each row. With vectors of 512 bits
+// little more than one of these loads a cycle was measured, so a tile needs many multiply-adds for
+// each: 24 for 10. Two units with a latency of 4 cycles need at least 8 independent sums.
 #if ATTNOPS_REGISTERS >= 32
 constexpr int kTileRows = 6;
 constexpr int kTileChunks = 2;  // 24 sums, four vectors and a broadcast in 32 registers
@@ -57,7 +58,7 @@ enum class Left { kStraight, kTransposed };
 template <int kRows, int C>
 using TileSums = Pack<2 * C * kRows>;
 
-// The register tile of every product: adds `depth` steps to the sums of kRows rows and C chunks.
+// The inner loop: adds `depth` steps to the sums of kRows rows and C chunks.
 // Step k takes a[offsets(row)] of each row, after which a moves by `step` floats, and the 2·C
 // vectors right(k).
 template <int kRows, int C, class Offsets, class Right>
@@ -84,7 +85,7 @@ HWY_INLINE TileSums<kRows, C> AddSteps(const float* HWY_RESTRICT a, const Offset
 // not come in bursts, for which there are too few line fill buffers.
 constexpr std::int64_t kRunSteps = 16;
 
-// Fetches what the next tile takes of a panel of the straight left operand, from this tile's.
+// Prefetches the next tile's rows of a panel of the straight left operand; `rows` are this tile's.
 template <int kRows>
 HWY_INLINE void PrefetchNextRows(const float* rows) {
   constexpr std::size_t kLine = 64 / sizeof(float);
@@ -92,7 +93,7 @@ HWY_INLINE void PrefetchNextRows(const float* rows) {
   for (std::size_t i = size; i < 2 * size; i += kLine) __builtin_prefetch(rows + i, 0, 3);
 }
 
-// The right operand of a tile, from one of its rows on: in panels.
+// The right operand of a tile in panels. From(row) is the operand from that row on.
 struct FromPanels {
   const float* panels;
   std::size_t panel;
@@ -105,7 +106,8 @@ struct FromPanels {
     });
   }
 };
-// Or in rows of a tensor, which the tile leaves in panels for those after it.
+// The right operand in rows of a tensor. Loading converts them and leaves them in panels, for the
+// tiles after this one.
 template <typename T>
 struct FromRows {
   const T* rows;
@@ -127,8 +129,8 @@ struct FromRows {
   }
 };
 
-// The tile of kRows rows of the product, from `first` on, and C panels of the right operand. Its
-// rows of a transposed left operand are all of one panel.
+// The tile of kRows rows of the product, from `first` on, and C panels of the right operand. With
+// a transposed left operand these rows must be in one panel of it.
 template <Left kLeft, int kRows, int C, class Right>
 HWY_INLINE TileSums<kRows, C> MultiplyTile(const Panels& a, std::size_t first, const Right& b,
                                            std::size_t depth, Prefetcher& prefetcher) {

@@ -1,5 +1,5 @@
-// Products of matrices that fit into the caches: which tiles they consist of, and what an epilogue
-// gets of each.
+// Products of matrices that fit into the caches: they are cut into tiles, and the sums of each tile
+// go to an epilogue.
 
 #if defined(ATTNOPS_SRC_GEMM_MULTIPLY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_GEMM_MULTIPLY_INL_H_
@@ -27,43 +27,44 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// Whether the next tile is a short one where `left` rows are left: so that the tiles come out even,
-// or but for one row, unless there are fewer rows than a short tile has. Panels have room for that.
+// Whether the next tile is a short one where `left` rows are left. The last tile then reaches at
+// most one row past the end, unless the product has fewer rows than a short tile. Panels have room
+// for that.
 HWY_INLINE bool IsShort(std::int64_t left) {
   constexpr std::int64_t kShort = kShortRows;
   return left <= kShort || (left > kTileRows && left <= 2 * kShort);
 }
 
-// What part of a product a tile is: rows [first, first+rows) of its chunks [chunk, chunk+chunks).
-struct TilePlace {
+// A tile's rows [first, first+rows) and chunks [chunk, chunk+chunks) of a product.
+struct TileBounds {
   std::int64_t first, rows, chunk, chunks;
 };
 
-// What is in bounds of a tile at the edge of a product. Apart: it would cost the whole tiles
-// registers.
+// The epilogue of a tile at the edge of a product, for the elements within the product. A function
+// of its own: inlined, it would cost the other tiles registers.
 template <class Epilogue>
-HWY_NOINLINE void FinishEdge(const float* sums, const TilePlace& place, const Epilogue& epilogue) {
-  for (std::int64_t row = 0; row < place.rows; ++row) {
-    for (std::int64_t i = 0; i < place.chunks; ++i, sums += ChunkSize()) {
-      const std::int64_t chunk = place.chunk + i;
-      epilogue(place.first + row, chunk, epilogue.Elements(chunk), LoadChunk(sums));
+HWY_NOINLINE void FinishEdge(const float* sums, const TileBounds& tile, const Epilogue& epilogue) {
+  for (std::int64_t row = 0; row < tile.rows; ++row) {
+    for (std::int64_t i = 0; i < tile.chunks; ++i, sums += ChunkSize()) {
+      const std::int64_t chunk = tile.chunk + i;
+      epilogue(tile.first + row, chunk, epilogue.Elements(chunk), LoadChunk(sums));
     }
   }
 }
 
-// One tile, at most `left` rows of it.
+// Computes one tile and calls the epilogue for its rows, at most `left` of them.
 template <Left kLeft, int kRows, int C, class Right, class Epilogue>
 HWY_INLINE void FinishTile(const Panels& a, const Right& b, std::int64_t first, std::int64_t left,
                            std::int64_t depth, std::int64_t chunk, const Epilogue& epilogue) {
-  const TilePlace place{first, std::min<std::int64_t>(kRows, left), chunk, C};
+  const TileBounds tile{first, std::min<std::int64_t>(kRows, left), chunk, C};
   const TileSums<kRows, C> sums = MultiplyTile<kLeft, kRows, C>(
       a, static_cast<std::size_t>(first), b, static_cast<std::size_t>(depth), epilogue.prefetcher);
-  if (HWY_UNLIKELY(place.rows < kRows || epilogue.Elements(chunk + C - 1) < ChunkSize())) {
-    alignas(64) float parts[C * kRows * kMaxChunk];
+  if (HWY_UNLIKELY(tile.rows < kRows || epilogue.Elements(chunk + C - 1) < ChunkSize())) {
+    alignas(64) float stored[C * kRows * kMaxChunk];
     ForEach<2 * C * kRows>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-      hn::Store(sums.v[i()], DF(), parts + i() * hn::Lanes(DF()));
+      hn::Store(sums.v[i()], DF(), stored + i() * hn::Lanes(DF()));
     });
-    return FinishEdge(parts, place, epilogue);
+    return FinishEdge(stored, tile, epilogue);
   }
   ForEach<kRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
     ForEach<C>([&](auto column) ATTNOPS_INLINE_LAMBDA {
@@ -73,8 +74,8 @@ HWY_INLINE void FinishTile(const Panels& a, const Right& b, std::int64_t first, 
   });
 }
 
-// f<kRows>(first, end) for the tiles of a product's rows, of which those from `end` on do not
-// count; first_f for the first of them. No tile straddles panels of a transposed left operand.
+// Calls f<kRows>(first, end) for each tile of a product's rows, first_f for the first tile. Rows of
+// a tile from `end` on do not count. No tile straddles panels of a transposed left operand.
 template <Left kLeft, class FirstF, class F>
 HWY_INLINE void ForEachTile(std::int64_t rows, const FirstF& first_f, const F& f) {
   const auto tile = [](std::int64_t first, std::int64_t end, const auto& g)
@@ -98,8 +99,8 @@ HWY_INLINE void ForEachTile(std::int64_t rows, const FirstF& first_f, const F& f
   }
 }
 
-// What a product asks of its operands: a (rows, depth), or (depth, rows) if transposed, with room
-// for the rows of its last tile, and panels that vectors can be loaded from.
+// Asserts that the panels of both operands have room for their rows, (rows, depth) of a or
+// (depth, rows) if it is transposed, and that those of b are aligned for vectors.
 template <Left kLeft>
 HWY_INLINE void AssertOperands(const Panels& a, const Panels& b, std::int64_t rows,
                                std::int64_t depth) {
@@ -111,7 +112,7 @@ HWY_INLINE void AssertOperands(const Panels& a, const Panels& b, std::int64_t ro
   ATTNOPS_DASSERT(b.panel % static_cast<std::int64_t>(hn::Lanes(DF())) == 0);
 }
 
-// All tiles of C panels of b, which the first of them takes from `source`.
+// All tiles of C panels of b. The first tile takes the panels from `source`.
 template <Left kLeft, int C, class Source, class Epilogue>
 HWY_INLINE void MultiplyPanels(const Panels& a, const Source& source, const FromPanels& b,
                                std::int64_t rows, std::int64_t depth, std::int64_t chunk,
@@ -145,9 +146,9 @@ HWY_NOINLINE void Multiply(const Panels& a, const Panels& b, std::int64_t rows, 
   }
 }
 
-// The same where b is rows of a tensor, `stride` elements apart. As many of its columns as a tile
+// Multiply where b is rows of a tensor, `stride` elements apart. As many of its columns as a tile
 // has are in `panels` at a time: the first tile converts them, which hides how long they take to
-// come from L2, and for the others they are still in L1.
+// come from L2, and the other tiles find them in L1.
 template <Left kLeft, typename T, class Epilogue>
 HWY_NOINLINE void MultiplyRows(const Panels& a, const T* b, std::int64_t stride,
                                const Panels& panels, std::int64_t rows, std::int64_t depth,
@@ -171,7 +172,8 @@ HWY_NOINLINE void MultiplyRows(const Panels& a, const T* b, std::int64_t stride,
   }
 }
 
-// kRows rows of a product with kChunks panels of b, at `to`.
+// Stores kRows rows of a product with kChunks panels of b at `to`, one chunk of all rows after the
+// other.
 template <Left kLeft, int kRows, int kChunks>
 HWY_INLINE void StoreTile(const Panels& a, std::int64_t first, const FromPanels& b,
                           std::int64_t depth, Prefetcher& prefetcher, float* HWY_RESTRICT to) {
@@ -190,9 +192,9 @@ HWY_INLINE void StoreTile(const Panels& a, std::int64_t first, const FromPanels&
   }
 }
 
-// The same product where what becomes of the sums is more than registers have room for: they are
-// left in L1, and epilogue.Tile(first, rows, chunk, sums) takes a chunk of each of `parts` parts,
-// of which the product's columns consist and each has part_chunks.
+// Multiply for an epilogue that needs more registers than the sums leave: a tile's sums are stored
+// in L1. The product's columns are `parts` parts of part_chunks chunks, and epilogue.Tile(first,
+// rows, chunk, sums) takes the chunk with that number of each part.
 template <Left kLeft, class Epilogue>
 HWY_NOINLINE void MultiplyToTiles(const Panels& a, const Panels& b, std::int64_t rows,
                                   std::int64_t depth, int parts, std::int64_t part_chunks,
@@ -223,7 +225,7 @@ HWY_NOINLINE void MultiplyToTiles(const Panels& a, const Panels& b, std::int64_t
   for (; chunk < part_chunks; ++chunk) multiply.template operator()<1>(chunk);
 }
 
-// How often a product pauses to fetch memory.
+// About how often a product calls prefetcher.Step().
 HWY_INLINE std::int64_t PausesOf(std::int64_t rows, std::int64_t depth, std::int64_t columns) {
   return DivideUp(rows, kTileRows) * DivideUp(ChunksOf(columns), kTileChunks) *
          DivideUp(depth, kRunSteps);

@@ -45,7 +45,7 @@ HWY_INLINE void StoreFloatsFrom(const Chunk& chunk, float* to, std::size_t n) {
     const DF d;
     alignas(64) float pairs[2 * kMaxChunk];
     alignas(64) float natural[kMaxChunk];
-    // Four elements of each of the two by turns.
+    // Each 128 bits hold four elements in their order, by turns of the lower and the upper vector.
     hn::Store(hn::InterleaveLower(d, chunk.v[0], chunk.v[1]), d, pairs);
     hn::Store(hn::InterleaveUpper(d, chunk.v[0], chunk.v[1]), d, pairs + kMaxChunk);
     for (std::size_t i = 0; i < hn::Lanes(d); i += 4) {
@@ -59,7 +59,7 @@ HWY_INLINE void StoreFloatsFrom(const Chunk& chunk, float* to, std::size_t n) {
   StoreChunkN(chunk, to, n);
 }
 
-// How far the first n elements of a row reach in T's storage order: what is beyond is padding.
+// How far the first n elements of a row reach in T's storage order; beyond it is padding.
 template <typename T>
 HWY_INLINE std::int64_t StorageExtent(std::int64_t n) {
   if (n == 0) return 0;
@@ -68,8 +68,8 @@ HWY_INLINE std::int64_t StorageExtent(std::int64_t n) {
   return static_cast<std::int64_t>(std::max(StorageOffset<T>(last), before)) + 1;
 }
 
-// Calls f(column, n, chunk) for each chunk of a row: its first element, how many it has, and
-// its number.
+// Calls f(column, n, chunk) for each chunk of a row: its first column, how many elements it has,
+// and its number.
 template <class F>
 HWY_INLINE void ForEachChunk(std::int64_t columns, const F& f) {
   const auto size = static_cast<std::int64_t>(ChunkSize());
@@ -79,15 +79,16 @@ HWY_INLINE void ForEachChunk(std::int64_t columns, const F& f) {
   }
 }
 
-// The rows of a chunk from `row` on, in a matrix whose columns are parts of part_chunks chunks.
+// The rows of a chunk from `row` on, in a matrix whose columns are one or two parts of part_chunks
+// chunks.
 HWY_INLINE ChunkRows RowsOfChunk(const Panels& matrix, std::int64_t row, std::int64_t chunk,
                                  std::int64_t part_chunks) {
   float* at = matrix.data + chunk * matrix.panel + row * static_cast<std::int64_t>(ChunkSize());
   return {{at, at + part_chunks * matrix.panel}};
 }
 
-// `count` rows of a tensor, `stride` elements apart, as float32, padded with zeros. Panel by
-// panel: the stores, which go to L2 for the most part, then follow one another.
+// Converts `count` rows of a tensor, `stride` elements apart, to float32 panels padded with zeros.
+// Panel by panel: consecutive stores, most of which go to L2, are then neighbours in memory.
 template <typename T>
 HWY_INLINE void LoadRows(const T* from, std::int64_t stride, std::int64_t count,
                          std::int64_t columns, const Panels& to) {
@@ -100,8 +101,8 @@ HWY_INLINE void LoadRows(const T* from, std::int64_t stride, std::int64_t count,
                });
 }
 
-// Sets to 0 what is beyond the (rows, columns) of a matrix in T's storage order, which is
-// padded to whole chunks both ways.
+// Sets the padding of a (rows, columns) matrix to 0. Both axes are in T's storage order and padded
+// to whole chunks.
 template <typename T>
 HWY_INLINE void ZeroPadding(std::int64_t rows, std::int64_t columns, const Panels& matrix) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
@@ -182,8 +183,8 @@ HWY_INLINE void TransposePanels(const Panels& from, std::int64_t rows, std::int6
 #endif
 }
 
-// `count` rows of a tensor, `stride` elements apart, as the columns of a float32 matrix of
-// `columns` rows in T's storage order. Both are padded with zeros to whole chunks.
+// Converts `count` rows of a tensor, `stride` elements apart, to the columns of a float32 matrix.
+// Its `columns` rows are in T's storage order. Both axes are padded with zeros to whole chunks.
 template <typename T>
 HWY_INLINE void LoadTransposed(const T* from, std::int64_t stride, std::int64_t count,
                                std::int64_t columns, const Panels& to) {
@@ -201,7 +202,7 @@ HWY_INLINE void LoadTransposed(const T* from, std::int64_t stride, std::int64_t 
           if (HWY_UNLIKELY(rows < kLanes || n < ChunkSize())) {
             std::memset(padded, 0, sizeof(padded));
             for (std::int64_t i = 0; i < rows; ++i) {
-              // A size that is known takes no call.
+              // A copy of a constant size is inlined.
               if (n == kLanes) {
                 std::memcpy(padded + i * chunk, at + i * stride, kLanes * sizeof(T));
               } else {
@@ -213,7 +214,7 @@ HWY_INLINE void LoadTransposed(const T* from, std::int64_t stride, std::int64_t 
           }
 #if !ATTNOPS_ONE_LANE
           if constexpr (IsInterleaved<T>::kValue) {
-            // A pair of elements is one lane until after it has moved.
+            // A pair of elements moves as one lane and is split afterwards.
             Square pairs;
             HWY_UNROLL(16)
             for (int i = 0; i < kLanes; ++i) pairs.v[i] = LoadPacked(at + i * step);

@@ -8,24 +8,24 @@
 
 namespace attnops {
 
-// How the rows of a panel follow one another: one by one, or in pairs whose elements alternate, as
-// instructions take them that multiply and add two 16-bit numbers at a time. Pairs are rows of the
-// right operand and columns of the left one: both run along the axis that is summed.
+// How the rows of a panel follow one another: one by one, or in pairs whose elements alternate, for
+// instructions that multiply and add two 16-bit numbers at a time. Pairs are rows of the right
+// operand and columns of the left one: both run along the axis that is summed.
 enum class PanelLayout { kRows = 1, kPairs = 2 };
 
 // A matrix is cut into panels of one chunk (two vectors of float32) of columns: panel p holds the
 // columns [p·chunk, (p+1)·chunk) of all rows. Conversion of a tensor's rows writes this layout
-// directly, and it serves every operand: rows of a panel are the vectors of the right one, its
-// elements are broadcast for the left one, straight or transposed, and a result is the operand of a
-// later product. Columns are in the storage order of the tensors' type, as chunks of them are
-// loaded.
+// directly, and every operand has it: rows of a panel are the vectors of the right operand, its
+// elements are broadcast for the left one, straight or transposed, and a result can be the operand
+// of a later product. Columns are in the storage order of the tensors' type.
 template <typename Element, PanelLayout kLayout>
 struct BasicPanels {
   Element* data = nullptr;
   std::int64_t panel = 0;  // elements from one panel to the next
 
-  // Rows are whole register tiles of any target, and one or a pair more: with powers of two, the
-  // panels would otherwise all begin in the same set of the cache.
+  // Elements of a panel of `rows` rows. They are padded to a multiple of 16 and by one row, or one
+  // pair, more: the last tile may read past the end, and panels that are a power of two apart would
+  // all begin in the same set of the cache.
   static constexpr std::int64_t PanelSize(std::int64_t rows, std::int64_t chunk) {
     return (RoundUp(rows, 16) + static_cast<int>(kLayout)) * chunk;
   }
@@ -36,7 +36,8 @@ struct BasicPanels {
 };
 using Panels = BasicPanels<float, PanelLayout::kRows>;
 
-// Rows of a chunk of one or two parts of a matrix's columns; the rows of each follow one another.
+// The rows of one chunk of each of one or two parts of a matrix's columns. part[p] is the first
+// row, the others follow it.
 struct ChunkRows {
   float* part[2];
 };

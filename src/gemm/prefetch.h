@@ -1,4 +1,4 @@
-// Fetching the rows of a later step into L2 while this one computes.
+// Prefetching rows into L2 while a product computes.
 #ifndef ATTNOPS_SRC_GEMM_PREFETCH_H_
 #define ATTNOPS_SRC_GEMM_PREFETCH_H_
 
@@ -9,14 +9,13 @@
 
 namespace attnops {
 
-// A list of rows, fetched a few cache lines at each step: reading them when they are needed would
-// leave the arithmetic waiting, since hardware prefetchers stop at page ends and do not see how
-// strided rows go on.
+// A list of rows, prefetched a few cache lines at each step. Without it the arithmetic would wait
+// for them: hardware prefetchers stop at page ends and do not follow strided rows.
 class Prefetcher {
  public:
   static constexpr int kMaxEntries = 10;
 
-  // `rows` rows of `bytes`, `stride` bytes apart.
+  // Adds `rows` rows of `bytes` bytes, `stride` bytes apart.
   void Add(const void* data, std::int64_t stride, std::int64_t bytes, std::int64_t rows) {
     if (rows <= 0 || bytes <= 0) return;
     if (stride == bytes) {
@@ -28,10 +27,10 @@ class Prefetcher {
     lines_ += rows * DivideUp(bytes, kLine);
   }
 
-  // Spreads what was added over this many steps.
+  // Spreads the added rows over this many steps.
   void Spread(std::int64_t steps) { step_lines_ = steps > 0 ? DivideUp(lines_, steps) : 0; }
 
-  // A few instructions unless a row ends, which products have the time for.
+  // Prefetches the next lines: a few instructions unless a row ends.
   void Step() {
     std::int64_t lines = step_lines_;
     while (lines > left_) {
@@ -67,7 +66,7 @@ class Prefetcher {
     return true;
   }
 
-  // Where the row at hand goes on, and how many of its lines are left.
+  // The next line of the current row, and how many of its lines are left.
   const char* line_ = nullptr;
   std::int64_t left_ = 0;
   std::int64_t step_lines_ = 0;

@@ -7,7 +7,7 @@
 namespace attnops {
 namespace {
 
-// Bound of the steps that all workers share.
+// Bound of Angles::steps, which all workers share.
 constexpr std::int64_t kStepBytes = 2 << 20;
 
 }  // namespace

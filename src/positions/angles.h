@@ -3,7 +3,7 @@
 // Tokens lie in a grid of one or more axes, and each angle belongs to one axis: it is the index
 // on that axis times theta. The sincos of every step_count-th index is computed from the exact
 // product with theta (turns.h); the indices after it follow by one complex product with the sincos
-// of i·theta, i < step_count, which is made once a call. A token's values depend on its place in
+// of i·theta, i < step_count, which is made once a call. A token's values depend on its index in
 // the grid alone, not on how the work is divided.
 #ifndef ATTNOPS_SRC_POSITIONS_ANGLES_H_
 #define ATTNOPS_SRC_POSITIONS_ANGLES_H_
@@ -19,8 +19,8 @@
 
 namespace attnops {
 
-// What a position encoding makes of a row. All parts of a row have the same number of elements,
-// that of the angles:
+// The position encodings, as functions of a row. Each part of a row has as many elements as there
+// are angles:
 //   kRotate  plain [y1, y2], encoded [y1·cos − y2·sin, y1·sin + y2·cos]
 //   kCosine  plain [y],      encoded [y·cos, y·sin]
 enum class Encoding { kRotate, kCosine };
@@ -30,9 +30,9 @@ enum class Encoding { kRotate, kCosine };
 struct AngleSource {
   const ConstTensorView* theta = nullptr;  // (rows, angles of an axis)
   const ConstTensorView* table = nullptr;  // (rows, Σ shape, angles of an axis, 2)
-  Dims shape;
-  std::int64_t offset = 0;
-  std::int64_t per_axis = 0;
+  Dims shape;                              // of the grid
+  std::int64_t offset = 0;                 // of the indices, in a grid of one axis
+  std::int64_t per_axis = 0;               // angles of an axis
 };
 
 // The angles of one call: one row for each head, or one for all. Rows are padded to `width` and
@@ -48,11 +48,11 @@ struct Angles {
   std::int64_t rows = 0;
   std::int64_t width = 0;
   std::int64_t step_count = 0;  // indices from one exact sincos to the next
-  // Computed on the fly:
+  // If the angles are computed from theta:
   std::uint32_t* turns = nullptr;  // (rows, 2, width): theta / 2π, its bits below 2^-32 second
   float* poison = nullptr;         // (rows, width): NaN where theta is not finite, else 0
   float* steps = nullptr;          // (rows, step_count, 2, width): cos and sin of i·theta
-  // Or read from a table (rows, Σ shape, per_axis, 2), whose data is null if the grid is empty:
+  // If they are read from a table (rows, Σ shape, per_axis, 2), which is null if the grid is empty:
   bool from_table = false;
   const float* table = nullptr;
   std::int64_t table_row = 0, table_index = 0;  // its strides
@@ -62,18 +62,18 @@ struct Angles {
     return steps + (row * step_count + i) * RowSize();
   }
   int axes() const { return shape.rank(); }
-  // Whether a token's angles follow from another's by one step.
+  // Whether a token's angles are those of another plus one of `steps`.
   bool OnLine() const { return axes() == 1 && !from_table; }
   int AxisOf(std::int64_t angle) const {
     return static_cast<int>(std::min<std::int64_t>(angle / per_axis, axes() - 1));
   }
 };
 
-// A table for consecutive tokens: (tokens, rows, 2, width), cos before sin. If it has steps, (rows,
-// step_count, 2, width), it is that of the first token alone, and these lead to the others.
+// A table for consecutive tokens: (tokens, rows, 2, width), cos before sin. If it has `steps`,
+// (rows, step_count, 2, width), it holds the first token alone; token i has its angles plus step i.
 struct AngleTable {
   const float* data;
-  std::int64_t rows;  // of the table: those of the heads it was made for, or 1
+  std::int64_t rows;  // one for each head it was made for, or one for all
   std::int64_t width;
   const float* steps = nullptr;
   std::int64_t step_count = 0;
@@ -88,10 +88,11 @@ struct AngleTable {
   }
 };
 
-// The angles of `count` features without their memory, the bytes of that, and their start from
-// theta, for tensors of a type, if they have no table. `chunk` is that of the target.
+// The angles of `count` features, still without memory. `chunk` is the target's chunk size.
 Angles AnglesOf(const AngleSource& source, std::int64_t count, std::int64_t chunk);
+// The scratch memory that StartAngles takes.
 std::size_t AnglesScratch(const Angles& angles);
+// Fills turns, poison and steps from theta, for tensors of a type. Not for angles from a table.
 void StartAngles(TargetIndex target, DType dtype, const ConstTensorView& theta, Scratch& scratch,
                  Angles& angles);
 

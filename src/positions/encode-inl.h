@@ -24,7 +24,7 @@ namespace HWY_NAMESPACE {
 template <int K>
 using Angle = Complex<2 * K>;
 
-// A token's angles: a row of a table,
+// A token's angles as a row of a table.
 struct TableAngles {
   const float* cos;
   std::size_t width;
@@ -34,7 +34,7 @@ struct TableAngles {
     return {LoadChunks<K>(cos + j), LoadChunks<K>(cos + width + j)};
   }
 };
-// or those of another token and a step from it. As FillTable computes them, without the memory.
+// A token's angles as those of another token plus a step: the sum that FillTable would store.
 struct SteppedAngles {
   TableAngles base, step;
 
@@ -43,8 +43,10 @@ struct SteppedAngles {
     return Turn(base.At<K>(j), step.At<K>(j));
   }
 };
-// The encodings; kHasPrefix where some tokens may be without a position. Encode turns a plain strip
-// into an encoded one; Decode is its transpose, and its inverse for kRotate.
+
+// The encodings. Encode turns a plain strip into an encoded one; Decode is its transpose, and its
+// inverse for kRotate. EncodeWithoutAngle and its transpose are for elements without an angle.
+// kHasPrefix: whether an operator has kernels for tokens without a position.
 
 struct RowsWithTable {
   template <class Row>
@@ -69,11 +71,11 @@ struct RotateRows : RowsWithTable {
     return Join(turned.re, turned.im);
   }
   template <int K>
-  static HWY_INLINE Strip<2, K> EncodeUnplaced(const Strip<2, K>& y) {
+  static HWY_INLINE Strip<2, K> EncodeWithoutAngle(const Strip<2, K>& y) {
     return y;
   }
   template <int K>
-  static HWY_INLINE Strip<2, K> DecodeUnplaced(const Strip<2, K>& d) {
+  static HWY_INLINE Strip<2, K> DecodeWithoutAngle(const Strip<2, K>& d) {
     return d;
   }
 };
@@ -92,27 +94,27 @@ struct CosineRows : RowsWithTable {
     return MulAdd(SecondHalf(d), angle.im, Mul(FirstHalf(d), angle.re));
   }
   template <int K>
-  static HWY_INLINE Strip<2, K> EncodeUnplaced(const Strip<1, K>& y) {
+  static HWY_INLINE Strip<2, K> EncodeWithoutAngle(const Strip<1, K>& y) {
     return Join(y, Fill<2 * K>(0.0f));
   }
   template <int K>
-  static HWY_INLINE Strip<1, K> DecodeUnplaced(const Strip<2, K>& d) {
+  static HWY_INLINE Strip<1, K> DecodeWithoutAngle(const Strip<2, K>& d) {
     return FirstHalf(d);
   }
 };
 
 // The encoding E of tokens without a position. They are few: small strips, for a small kernel.
 template <class E>
-struct Unplaced : E {
+struct WithoutAngles : E {
   static constexpr int kStripChunks = 1;
 
   template <int K>
   static HWY_INLINE Strip<2, K> Encode(const Strip<E::kPlainParts, K>& y, const Angle<K>&) {
-    return E::template EncodeUnplaced<K>(y);
+    return E::template EncodeWithoutAngle<K>(y);
   }
   template <int K>
   static HWY_INLINE Strip<E::kPlainParts, K> Decode(const Strip<2, K>& d, const Angle<K>&) {
-    return E::template DecodeUnplaced<K>(d);
+    return E::template DecodeWithoutAngle<K>(d);
   }
 };
 
@@ -125,16 +127,16 @@ struct Stepped : E {
   }
 };
 
-// The n elements from j on of each part, with the angles of the row. Of a single chunk some may
-// have no angle.
+// Encodes and decodes the n elements from j on of each part of a row. In strips of a single chunk
+// the elements from shape.encoded on have no angle.
 template <class E, int K, typename T, class RowAngles>
 HWY_INLINE Strip<2, K> EncodeStrip(const RowShape& shape, const Strip<E::kPlainParts, K>& y,
                                    const RowAngles& angles, std::size_t j, std::size_t n) {
   const Strip<2, K> encoded = E::template Encode<K>(y, angles.template At<K>(j));
   if constexpr (K == 1) {
     if (HWY_UNLIKELY(j + n > shape.encoded)) {
-      const std::size_t placed = std::max(shape.encoded, j) - j;
-      return Select(FirstOfParts<2, T>(placed), encoded, E::template EncodeUnplaced<K>(y));
+      const std::size_t with_angle = std::max(shape.encoded, j) - j;
+      return Select(FirstOfParts<2, T>(with_angle), encoded, E::template EncodeWithoutAngle<K>(y));
     }
   }
   return encoded;
@@ -146,9 +148,9 @@ HWY_INLINE Strip<E::kPlainParts, K> DecodeStrip(const RowShape& shape, const Str
   const Strip<E::kPlainParts, K> decoded = E::template Decode<K>(d, angles.template At<K>(j));
   if constexpr (K == 1) {
     if (HWY_UNLIKELY(j + n > shape.encoded)) {
-      const std::size_t placed = std::max(shape.encoded, j) - j;
-      return Select(FirstOfParts<E::kPlainParts, T>(placed), decoded,
-                    E::template DecodeUnplaced<K>(d));
+      const std::size_t with_angle = std::max(shape.encoded, j) - j;
+      return Select(FirstOfParts<E::kPlainParts, T>(with_angle), decoded,
+                    E::template DecodeWithoutAngle<K>(d));
     }
   }
   return decoded;

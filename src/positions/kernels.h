@@ -11,15 +11,16 @@
 
 namespace attnops::positions {
 
-// For tensors of one type, in whose storage order the tables are.
+// For tensors of one type; the tables are in its storage order.
 struct Kernels {
   std::int64_t chunk;  // rows of tables are padded to a multiple of it
 
+  // Fills angles.turns and angles.poison.
   void (*fill_turns)(const ConstTensorView& theta, const Angles& angles);
-  // The first `count` of the steps.
+  // Fills the first `count` of angles.steps.
   void (*fill_steps)(const Angles& angles, std::int64_t count);
-  // The table of the tokens [first, first + tokens), counted from the grid's first and at most
-  // step_count, for the rows [row_begin, row_end).
+  // Fills the table of the tokens [first, first + tokens), counted from the grid's first token and
+  // at most step_count, for the rows [row_begin, row_end).
   void (*fill_table)(const Angles& angles, std::int64_t row_begin, std::int64_t row_end,
                      std::int64_t first, std::int64_t tokens, float* table);
 };

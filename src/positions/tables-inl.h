@@ -43,7 +43,8 @@ HWY_INLINE VU PhaseOf(VU high, VU low, std::int64_t position) {
   const auto even = hn::Add(hn::MulEven(low, position_low), half);
   const VU low_odd = hn::BitCast(du, hn::ShiftRight<32>(hn::BitCast(du64, low)));
   const auto odd = hn::Add(hn::MulEven(low_odd, position_low), half);
-  // A product's upper half is in place for an odd lane and one too far for an even one.
+  // The upper half of a 64-bit product is in an odd lane: right for the odd lanes, one lane too far
+  // for the even ones.
   const VU carried = hn::BitCast(
       du, hn::Or(hn::ShiftRight<32>(even), hn::And(odd, hn::Set(du64, ~std::uint64_t{0} << 32))));
   return hn::Add(carried, hn::Add(hn::Mul(high, position_low), hn::Mul(low, position_high)));
@@ -77,8 +78,8 @@ HWY_INLINE void StoreSinCos(const SinCos& value, float* cos, std::int64_t width)
   hn::Store(value.sin, d, cos + width);
 }
 
-// Fills turns and poison from theta (rows, count of one axis), for tensors of type T. A single
-// value serves all angles of a grid of one axis; other angles beyond its count are 0.
+// Fills turns and poison from theta (rows, count), the angles of one axis, for tensors of type T. A
+// theta of a single angle serves all angles of an axis; else angles beyond its count are 0.
 template <typename T, typename Theta>
 void FillTurns(const Theta* theta, std::int64_t row_stride, std::int64_t count,
                const Angles& angles) {
@@ -114,7 +115,7 @@ inline void FillSteps(const Angles& angles, std::int64_t count) {
   }
 }
 
-// A place in the grid.
+// The index of a token on each axis.
 struct GridIndex {
   Dims at;
 
@@ -126,21 +127,22 @@ struct GridIndex {
   }
 };
 
-// The chunk of angles from j on covers the axes [first, last].
-struct AxisRange {
+// The axes, from `first` to `last`, of the chunk of angles from j on.
+struct ChunkAxes {
   int first, last;
 
-  AxisRange(const Angles& angles, std::int64_t j)
+  ChunkAxes(const Angles& angles, std::int64_t j)
       : first(angles.AxisOf(j)),
         last(angles.AxisOf(std::min<std::int64_t>(j + ChunkSize(), angles.count) - 1)) {}
 };
 
-// Lane by lane, of(axis) for the axis of the angle at j + i in storage order of type T.
+// For each lane of a vector (0 or 1) of the chunk of angles from chunk_begin on: of(axis) with the
+// axis of the lane's angle.
 template <typename T, class Of>
-HWY_INLINE SinCos OfAxes(const Angles& angles, const AxisRange& range, std::int64_t chunk_begin,
+HWY_INLINE SinCos OfAxes(const Angles& angles, const ChunkAxes& axes, std::int64_t chunk_begin,
                          int vector, const Of& of) {
-  SinCos result = of(range.first);
-  for (int axis = range.first + 1; axis <= range.last; ++axis) {
+  SinCos result = of(axes.first);
+  for (int axis = axes.first + 1; axis <= axes.last; ++axis) {
     // Lanes before the axis's first angle keep what they have.
     const std::int64_t before = axis * angles.per_axis - chunk_begin;
     const MF keep = FirstElements<T>(static_cast<std::size_t>(before)).v[vector];
@@ -151,15 +153,16 @@ HWY_INLINE SinCos OfAxes(const Angles& angles, const AxisRange& range, std::int6
   return result;
 }
 
-// Tokens of a grid that differ in the last axis alone, and follow from the same exact sincos.
+// Consecutive tokens of a grid that differ in the last axis alone and follow from the same exact
+// sincos.
 struct GridRun {
   std::int64_t tokens = 0;
-  Dims begin;              // indices of the exact sincos of each axis
+  Dims begin;              // index of the exact sincos on each axis
   Dims step;               // from there to the first token
-  bool new_begin = false;  // unlike that of the run before
+  bool new_begin = false;  // whether `begin` differs from that of the run before
 };
 
-// The tokens [first, first + tokens) as runs; returns how many there are.
+// Cuts the tokens [first, first + tokens) into runs; returns how many there are.
 inline int GridRuns(const Angles& angles, std::int64_t first, std::int64_t tokens, GridRun* runs) {
   const int last_axis = angles.axes() - 1;
   int count = 0;
@@ -177,7 +180,7 @@ inline int GridRuns(const Angles& angles, std::int64_t first, std::int64_t token
   return count;
 }
 
-// Fills one row of the table for the tokens of some runs; `to` is that of the first token.
+// Fills one row of the table for the tokens of `count` runs; `to` is the first token's row.
 template <typename T>
 HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, const GridRun* runs, int count,
                             float* to, std::int64_t stride) {
@@ -188,9 +191,9 @@ HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, const GridRu
   for (std::int64_t j = 0; j < width; j += lanes) {
     const std::int64_t chunk_begin = j / chunk * chunk;
     const int vector = static_cast<int>((j - chunk_begin) / lanes);
-    const AxisRange range(angles, chunk_begin);
+    const ChunkAxes axes(angles, chunk_begin);
     const auto of_axes = [&](const auto& of)
-                             HWY_ATTR { return OfAxes<T>(angles, range, chunk_begin, vector, of); };
+                             HWY_ATTR { return OfAxes<T>(angles, axes, chunk_begin, vector, of); };
     const auto begin_of = [&](const GridRun& run) HWY_ATTR {
       return of_axes([&](int axis)
                          HWY_ATTR { return ExactSinCos(angles, row, j, run.begin[axis]); });
@@ -205,7 +208,7 @@ HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, const GridRu
                            return LoadSinCos(angles.Step(row, at) + j, width);
                          }));
       };
-      if (range.last == last_axis) {
+      if (axes.last == last_axis) {
         for (std::int64_t i = 0; i < run->tokens; ++i, cos += stride) {
           StoreSinCos(at_token(i), cos, width);
         }
@@ -219,7 +222,7 @@ HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, const GridRu
   }
 }
 
-// The same for a grid of one axis, at most step_count tokens.
+// Fills one row of the table for tokens of a grid of one axis, at most step_count of them.
 HWY_INLINE void FillLineRow(const Angles& angles, std::int64_t row, std::int64_t first,
                             std::int64_t tokens, float* to, std::int64_t stride) {
   const std::int64_t width = angles.width;
@@ -235,7 +238,8 @@ HWY_INLINE void FillLineRow(const Angles& angles, std::int64_t row, std::int64_t
   }
 }
 
-// A chunk of pairs (cos, sin) in their natural order, as a chunk of each in storage order.
+// Stores a chunk of pairs (cos, sin) in natural order as a chunk of cos and one of sin in T's
+// storage order.
 template <typename T>
 HWY_INLINE void StorePairsAsTable(const float* pairs, float* cos, std::int64_t width) {
   const DF d;
@@ -261,7 +265,7 @@ HWY_INLINE void StorePairsAsTable(const float* pairs, float* cos, std::int64_t w
   StoreSinCos({s[1], c[1]}, cos + lanes, width);
 }
 
-// One token's row from the caller's table.
+// Fills one token's row from the caller's table.
 template <typename T>
 HWY_INLINE void FillRowFromTable(const Angles& angles, std::int64_t row, std::int64_t token,
                                  float* to) {
@@ -275,14 +279,14 @@ HWY_INLINE void FillRowFromTable(const Angles& angles, std::int64_t row, std::in
     begin += angles.shape[axis];
   }
   for (std::int64_t j = 0; j < angles.width; j += chunk) {
-    const AxisRange range(angles, j);
-    if (range.first == range.last && j + chunk <= angles.count) {
-      StorePairsAsTable<T>(axis_rows[range.first] + 2 * (j - range.first * angles.per_axis), to + j,
+    const ChunkAxes axes(angles, j);
+    if (axes.first == axes.last && j + chunk <= angles.count) {
+      StorePairsAsTable<T>(axis_rows[axes.first] + 2 * (j - axes.first * angles.per_axis), to + j,
                            angles.width);
       continue;
     }
     float pairs[2 * kMaxChunk] = {};
-    for (int axis = range.first; axis <= range.last; ++axis) {
+    for (int axis = axes.first; axis <= axes.last; ++axis) {
       const std::int64_t from = std::max(j, axis * angles.per_axis);
       const std::int64_t end = std::min({j + chunk, (axis + 1) * angles.per_axis, angles.count});
       std::memcpy(pairs + 2 * (from - j), axis_rows[axis] + 2 * (from - axis * angles.per_axis),
@@ -292,8 +296,8 @@ HWY_INLINE void FillRowFromTable(const Angles& angles, std::int64_t row, std::in
   }
 }
 
-// Fills the table of the tokens [first, first + tokens), counted from the grid's first and at most
-// step_count, for the rows [row_begin, row_end).
+// Fills the table of the tokens [first, first + tokens), counted from the grid's first token and at
+// most step_count, for the rows [row_begin, row_end).
 template <typename T>
 void FillTable(const Angles& angles, std::int64_t row_begin, std::int64_t row_end,
                std::int64_t first, std::int64_t tokens, float* table) {

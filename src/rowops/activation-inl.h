@@ -16,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// Each has Forward(x) = f(x), Backward(x, dy) = dy·f'(x), and kUsesX: whether the
-// backward needs x at all.
+// Each has Forward(x) = f(x) and kUsesX: whether the backward needs x. If it does, the activation
+// has Backward(x, dy) = dy·f'(x).
 
 struct ActNone {
   static constexpr bool kUsesX = false;

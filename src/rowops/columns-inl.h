@@ -1,4 +1,4 @@
-// Softmax over the sequence: the statistics of columns, which are met row by row.
+// Softmax over the sequence: the statistics of columns, to which rows are added.
 
 #if defined(ATTNOPS_SRC_ROWOPS_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_ROWOPS_COLUMNS_INL_H_
@@ -22,13 +22,13 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// Columns keep a shift near their maximum instead of the maximum itself: that of the first
+// A column keeps a shift near its maximum instead of the maximum itself: the maximum of the first
 // tokens, and a new one only when a value exceeds it by more than this. exp stays below e^16,
 // sums of any length stay finite, and a new shift is rare.
 constexpr float kShiftSlack = 16.0f;
 
-// The statistics of a set of columns, `n` of them in rows of n floats (a multiple of
-// the chunk): the shift, Σ exp(x−shift) and, with kRows = 3, Σ exp(x−shift)·dy.
+// The statistics of n columns are kRows rows of n floats, where n is a multiple of the chunk: the
+// shift, Σ exp(x−shift) and, with kRows = 3, Σ exp(x−shift)·dy.
 
 template <int kRows>
 void StartColumns(float* columns, std::int64_t n) {
@@ -36,13 +36,13 @@ void StartColumns(float* columns, std::int64_t n) {
   std::fill_n(columns + n, (kRows - 1) * n, 0.0f);
 }
 
-// Adds at most kMaxTokens tokens to N vectors of columns, first in registers: AddTokens for one or
-// two at a time. If then ExceedsShift(), all of it is to be done again with a new shift.
+// The sums of at most kMaxTokens tokens for N vectors of columns, in registers. AddTokens takes one
+// token or two. If ExceedsShift() afterwards, the sums must be computed again with a new shift.
 template <int N, Accuracy kAccuracy>
 struct ColumnSums {
   static constexpr int kMaxTokens = 16;
-  // Where exp does not wrap around the sums show that a value was too large; else the maximum
-  // does.
+  // Where exp overflows to Inf, the sums show that a value was too large; where it wraps around,
+  // the maximum does.
   static constexpr bool kTracksMax = ATTNOPS_SCALE_INSTRUCTION == 0;
 
   Pack<N> shift, max, sum, dot;
@@ -80,8 +80,8 @@ struct ColumnSums {
 };
 
 // Adds at most kMaxTokens tokens of a head, x_of<K>(t, j, n) for t < tokens, to its columns; with
-// kRows = 3 also their gradients dy_of<K>(t, j, n). `first`: nothing was added before. Each of
-// their rows has kParts parts of `width` floats.
+// kRows = 3 also their gradients dy_of<K>(t, j, n). `first`: nothing was added before. Each row of
+// the columns has kParts parts of `width` floats.
 template <int kParts, int kRows, typename T, class XOf, class DyOf>
 HWY_INLINE void AddToColumns(const RowShape& shape, std::int64_t tokens, const XOf& x_of,
                              const DyOf& dy_of, float* columns, bool first) {
@@ -156,7 +156,7 @@ HWY_INLINE void AddToColumns(const RowShape& shape, std::int64_t tokens, const X
   }
 }
 
-// Adds the statistics of other tokens.
+// Adds the statistics `from`, of other tokens, to `to`.
 template <int kRows>
 void MergeColumns(float* to, const float* from, std::int64_t n) {
   const std::int64_t chunk = ChunkSize();

@@ -20,16 +20,16 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// Softmax over the features is exp(x − shift)/Σ for any shift that keeps both in range. Rows
-// of moderate values, which is almost all of them, need none: their exponentials do not wait
-// for a maximum. Where exp takes every x, the sum of a row shows whether it is one; elsewhere its
-// largest |x| does.
+// Softmax over the features is exp(x − shift)/Σ for any shift with which neither overflows nor
+// underflows. Rows of moderate values, |x| ≤ kModerate, need no shift: their exponentials do not
+// wait for a maximum. Almost all rows are such. Where exp takes every x, the sum of a row shows
+// whether it is moderate; elsewhere its largest |x| does.
 constexpr float kModerate = 64.0f;
-// e^64. A moderate sum is also at least 1, so that what underflows is nothing beside it.
+// e^64. A moderate sum is also at least 1: terms that underflow are negligible beside it.
 constexpr float kModerateSum = 6.2e27f;
 
-// exp(x − shift) of a row at `to`, 0 in the padding; returns the sums of the lanes. Without
-// kShift it is exp(x), and `magnitude` becomes the lanes' largest |x| if it is needed.
+// Stores exp(x − shift) of a row at `to`, 0 in the padding; returns the sum of each lane. Without
+// kShift it stores exp(x), and `magnitude` becomes the largest |x| of each lane if it is needed.
 template <class E, bool kShift, typename T>
 HWY_INLINE VF ExpOfFeatures(const RowShape& shape, const T* x, VF shift, float* to, VF& magnitude) {
   constexpr int kParts = E::kPlainParts;
@@ -67,8 +67,8 @@ HWY_INLINE VF MaxOfFeatures(const RowShape& shape, const T* x) {
   return hn::MaxOfLanes(DF(), MaxOfVectors(max));
 }
 
-// The exponentials of kRows rows, row_of(0) and so on, at `to`; scale[r] becomes 1/Σ of row r in
-// every lane.
+// Stores the exponentials of kRows rows, row_of(0) and so on, at `to`; scale[r] becomes 1/Σ of row
+// r in every lane.
 template <class E, int kRows, typename T, class RowOf>
 HWY_INLINE void SoftmaxOfFeatures(const RowShape& shape, const RowOf& row_of, float* to,
                                   VF (&scale)[kRows]) {

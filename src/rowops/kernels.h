@@ -1,5 +1,6 @@
-// The kernels of softmax over the sequence, for schedules of families that have no position
-// encoding between it and the rows.
+// The kernels of softmax over the sequence, for schedules that need the sums of plain rows alone.
+// The position encodings, which also sum gradients that are still encoded, have kernels of their
+// own.
 #ifndef ATTNOPS_SRC_ROWOPS_KERNELS_H_
 #define ATTNOPS_SRC_ROWOPS_KERNELS_H_
 
@@ -14,7 +15,7 @@ namespace attnops::rowops {
 constexpr std::int64_t kSoftmaxRows = 4;
 // Tokens that are added to columns at a time, at the most.
 constexpr std::int64_t kColumnTokens = 16;
-// Rows of shifts and of sums that the statistics of columns have here.
+// Rows of the statistics of columns: shifts and sums.
 constexpr int kColumnRows = 2;
 
 // Tokens of a head: rows of one or two parts, `stride` elements apart.
@@ -25,7 +26,8 @@ struct TokenRows {
   std::int64_t width;  // padded to chunks
 };
 
-// Columns are rows of `n` floats: the shift, and Σ exp(x−shift), which becomes its inverse.
+// The statistics of columns are rows of `n` floats: the shift, and Σ exp(x−shift), which
+// finish_columns turns into its inverse.
 struct Kernels {
   void (*start_columns)(float* columns, std::int64_t n);
   // For rows of one part, and of two. `first`: nothing was added before.

@@ -1,4 +1,4 @@
-// What every softmax needs.
+// Shared by all softmaxes: the exponential of a difference, and the start of a maximum.
 
 #if defined(ATTNOPS_SRC_ROWOPS_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_ROWOPS_SOFTMAX_INL_H_
@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// Stands for the maximum of nothing. Not −Inf, so that −Inf entries give exp(−Inf) = 0
-// also where nothing else has been seen.
+// The maximum of no entries. Not −Inf, so that entries of −Inf give exp(−Inf) = 0 also where there
+// are no others.
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 
 // exp(x − shift), where no x exceeds its shift by more than 87.

@@ -1,4 +1,4 @@
-// What the target that is being compiled can do. Kernels ask for these and never for a target's
+// Capabilities of the target that is being compiled. Kernels ask for these and never for a target's
 // name: newer versions of Highway have more targets.
 
 #if defined(ATTNOPS_SRC_SIMD_CAPABILITIES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -18,15 +18,15 @@
 #undef ATTNOPS_VECTOR_BYTES
 #undef ATTNOPS_MIN_MAX_GIVE_SECOND
 
-// Whether a vector is a single element, which nothing can be moved in.
+// Whether a vector has a single lane: nothing can be moved between lanes.
 #if HWY_TARGET == HWY_SCALAR
 #define ATTNOPS_ONE_LANE 1
 #else
 #define ATTNOPS_ONE_LANE 0
 #endif
 
-// Better targets of a CPU have lower numbers: these are AVX-512 (F, BW, CD, DQ and VL) and what
-// contains it. Its intrinsics may be used then.
+// Whether AVX-512 (F, BW, CD, DQ and VL) and its intrinsics may be used. Highway numbers better
+// targets lower: all up to AVX3 contain it.
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 #define ATTNOPS_HAS_AVX512 1
 #else

@@ -15,8 +15,8 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// A few complex numbers a vector: a pair of features to be rotated or, with cos as its real part
-// and sin as its imaginary one, an angle.
+// A complex number in each lane of N vectors: re and im are the features of a pair to be rotated,
+// or the cos and sin of an angle.
 template <int N>
 struct Complex {
   Pack<N> re, im;

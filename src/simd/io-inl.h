@@ -38,7 +38,7 @@ using Chunk = Pack<2>;
 HWY_INLINE std::size_t ChunkSize() { return 2 * hn::Lanes(DF()); }
 constexpr std::size_t kMaxChunk = 2 * hn::MaxLanes(DF());
 
-// Chunks of a row, and its elements with those that fill the last one.
+// How many chunks a row of `columns` elements has, and its length padded to whole chunks.
 HWY_INLINE std::int64_t ChunksOf(std::int64_t columns) {
   return DivideUp(columns, static_cast<std::int64_t>(ChunkSize()));
 }
@@ -71,7 +71,7 @@ HWY_INLINE std::size_t StorageOffset(std::size_t i) {
   }
 }
 
-// Which element of a row is there: the inverse of StorageOffset.
+// Which element is at `offset` of such a row: the inverse of StorageOffset.
 template <typename T>
 HWY_INLINE std::size_t ElementAt(std::size_t offset) {
   if constexpr (IsInterleaved<T>::kValue) {
@@ -83,7 +83,7 @@ HWY_INLINE std::size_t ElementAt(std::size_t offset) {
   }
 }
 
-// Lanes of a chunk whose elements come before the n-th.
+// The lanes of a chunk that hold its first n elements.
 using ChunkMask = Pack<2, MF>;
 template <typename T>
 HWY_INLINE ChunkMask FirstElements(std::size_t n) {
@@ -96,9 +96,9 @@ HWY_INLINE ChunkMask FirstElements(std::size_t n) {
   }
 }
 
-// Which bits of a NaN's payload may be set: any, or none of the 16 that bfloat16 does not
-// keep. The latter holds for all that is computed from 16-bit tensors, since arithmetic
-// hands an operand's payload on or makes a NaN of its own, and saves the check.
+// Which bits of a NaN's payload may be set: any, or only those that bfloat16 keeps. kUpper saves
+// a check when rounding. It holds for all results computed from 16-bit tensors: arithmetic passes
+// an operand's payload on or makes a NaN of its own.
 enum class Payload { kAny, kUpper };
 
 // The upper 16 bits of the result are v rounded to bfloat16, to nearest even; the
@@ -191,7 +191,7 @@ HWY_INLINE VU LoadPacked(const T* from) {
   return hn::BitCast(DU(), hn::LoadU(DU16(), reinterpret_cast<const std::uint16_t*>(from)));
 }
 
-// The elements of two in each lane, for the types that are interleaved.
+// Splits lanes that hold two elements each into two vectors, for the interleaved types.
 template <typename T>
 HWY_INLINE Chunk SplitPacked(VU packed) {
   const DF d;
@@ -275,7 +275,7 @@ HWY_INLINE Pack<1, VU16> ToStored(const Chunk& chunk, const Float16* /*type*/) {
 template <typename T>
 using BitsOf = std::conditional_t<sizeof(T) == 4, float, std::uint16_t>;
 
-// Writes a chunk, through the caches or, streamed, past them; then `to` must be a multiple of
+// Writes a chunk through the caches or, if streamed, past them; a streamed `to` must be aligned to
 // the vector size.
 template <typename T, int N, class V>
 HWY_INLINE void StoreBits(const Pack<N, V>& stored, T* to, bool streamed) {
@@ -295,8 +295,8 @@ HWY_INLINE void StoreChunk(const Chunk& chunk, T* to) {
   StoreBits(ToStored<kPayload>(chunk, to), to, false);
 }
 
-// The same for the first n ≤ ChunkSize() elements: nothing is read or written past
-// them, and the missing ones are 0.
+// LoadChunk and StoreChunk for the first n ≤ ChunkSize() elements: nothing is read or written
+// past them, and the missing ones are loaded as 0.
 template <typename T>
 HWY_INLINE Chunk LoadChunkN(const T* from, std::size_t n) {
   if (HWY_LIKELY(n == ChunkSize())) return LoadChunk(from);
@@ -322,7 +322,7 @@ HWY_INLINE void StoreChunkN(const Chunk& chunk, T* to, std::size_t n) {
   std::memcpy(to, buffer, n * sizeof(T));
 }
 
-// K chunks in a row, K a power of two.
+// K consecutive chunks, K a power of two.
 template <int K, typename T>
 HWY_INLINE Pack<2 * K> LoadChunks(const T* from) {
   if constexpr (K == 1) {

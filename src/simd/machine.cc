@@ -24,7 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// Copies a multiple of 16 vectors past the caches.
+// Copies n floats, a multiple of four vectors, past the caches.
 void CopyStreamed(const float* from, float* to, std::size_t n) {
   const DF d;
   const std::size_t lanes = hn::Lanes(d);

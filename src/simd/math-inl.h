@@ -1,5 +1,5 @@
 // exp, sigmoid and sincos on float32 vectors. The polynomials are minimax fits on
-// the reduced ranges named beside them.
+// the reduced intervals named beside them.
 
 #if defined(ATTNOPS_SRC_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_SIMD_MATH_INL_H_
@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// The larger or the smaller of the two, x where it is a NaN.
+// max(bound, x) and min(bound, x); a NaN in x stays one.
 template <int N>
 HWY_INLINE Pack<N> AtLeast(float bound, const Pack<N>& x) {
 #if ATTNOPS_MIN_MAX_GIVE_SECOND
@@ -43,9 +43,9 @@ HWY_INLINE Pack<N> AtMost(float bound, const Pack<N>& x) {
 #endif
 }
 
-// How exact exp is: within 2 ulp of float32 everywhere, or within 1.2e-7 + 7.5e-8·|x|, about what
-// the last bits of 1 and of a float32 x stand for. That is hundreds of times less than rounding the
-// result to 16 bits loses, and two to five steps of fourteen cheaper.
+// How exact exp is: within 2 ulp of float32 everywhere, or within 1.2e-7 + 7.5e-8·|x|. The latter
+// is hundreds of times less than rounding the result to 16 bits loses, and saves two to five
+// instructions of fourteen.
 enum class Accuracy { kFloat32, k16Bit };
 
 template <typename T>
@@ -56,16 +56,16 @@ constexpr Accuracy AccuracyFor() {
 // exp(±x) = p · 2^n: p in [0.70, 2], and 1.5·2^23 + 127 + n, which has n + 127 in its low bits.
 // For kExpMin ≤ ±x ≤ 89.
 template <int N>
-struct ExpParts {
+struct ExpSplit {
   Pack<N> p;
   Pack<N> n;
 };
 
-// Whether p · 2^⌊n⌋ is one instruction, and t − ⌊t⌋ another. Then n is returned as it is.
+// Whether p · 2^⌊n⌋ is one instruction, and t − ⌊t⌋ another. ExpSplit::n is then n itself.
 #undef ATTNOPS_SCALE_INSTRUCTION
 #define ATTNOPS_SCALE_INSTRUCTION ATTNOPS_HAS_AVX512
 
-// Whether exp takes every x without further ado: 0 far below, Inf far above, NaN stays.
+// Whether exp takes every x without a clamp: 0 far below, Inf far above, NaN stays.
 template <Accuracy kAccuracy>
 constexpr bool kExpTakesAll = ATTNOPS_SCALE_INSTRUCTION == 1 && kAccuracy == Accuracy::k16Bit;
 
@@ -80,7 +80,7 @@ HWY_INLINE Pack<N> Polynomial(const Pack<N>& f, float first, Rest... rest) {
 }
 
 template <Accuracy kAccuracy, int kSign = 1, int N>
-HWY_INLINE ExpParts<N> SplitExp(const Pack<N>& x) {
+HWY_INLINE ExpSplit<N> SplitExp(const Pack<N>& x) {
 #if ATTNOPS_SCALE_INSTRUCTION
   if constexpr (kExpTakesAll<kAccuracy>) {
     const Pack<N> t = Mul(x, Fill<N>(kSign * 0x1.715476p+0f));
@@ -99,8 +99,8 @@ HWY_INLINE ExpParts<N> SplitExp(const Pack<N>& x) {
   const Pack<N> sum = MulAdd(x, log2e, magic);
   const Pack<N> n = Sub(sum, magic);
 #if !ATTNOPS_HAS_FMA
-  // Without a fused multiply-add x·log2(e) is rounded. n·ln(2) is exact for the 10 bits
-  // of the first part of ln(2).
+  // Without a fused multiply-add x·log2(e) is rounded. ln(2) is the sum of two constants, of which
+  // the first has 10 bits: its product with n is exact.
   Pack<N> r = NegMulAdd(n, Fill<N>(kSign * 0.693359375f), x);
   r = NegMulAdd(n, Fill<N>(kSign * -2.12194440e-4f), r);
   const Pack<N> f = Mul(r, log2e);
@@ -124,7 +124,7 @@ HWY_INLINE ExpParts<N> SplitExp(const Pack<N>& x) {
 
 // p · 2^n; without the instruction 0 for n = −127.
 template <int N>
-HWY_INLINE Pack<N> Scale(const ExpParts<N>& e) {
+HWY_INLINE Pack<N> Scale(const ExpSplit<N>& e) {
   return MakePack<N>([&](int i) ATTNOPS_INLINE_LAMBDA {
 #if ATTNOPS_SCALE_INSTRUCTION
     return VF{_mm512_scalef_ps(e.p.v[i].raw, e.n.v[i].raw)};
@@ -134,7 +134,8 @@ HWY_INLINE Pack<N> Scale(const ExpParts<N>& e) {
   });
 }
 
-// Below it exp is 0: less than half the smallest float32, or a scale with the exponent of 0.
+// Below it exp is 0: it is less than half the smallest float32 or, without the instruction, its
+// scale 2^n has the exponent bits of 0.
 constexpr float kExpMin = ATTNOPS_SCALE_INSTRUCTION ? -104.0f : -88.0f;
 constexpr float kExpMax = 88.72283f;  // the largest x with a finite exp
 
@@ -144,7 +145,7 @@ HWY_INLINE Pack<N> ExpWithin87(const Pack<N>& x) {
   return Scale(SplitExp<kAccuracy>(x));
 }
 
-// exp(x) for x ≤ 88: what softmax needs.
+// exp(x) for x ≤ 88, which softmax needs.
 template <Accuracy kAccuracy, int N>
 HWY_INLINE Pack<N> ExpNoOverflow(const Pack<N>& x) {
   if constexpr (kExpTakesAll<kAccuracy>) return ExpWithin87<kAccuracy>(x);
@@ -155,7 +156,7 @@ HWY_INLINE Pack<N> ExpNoOverflow(const Pack<N>& x) {
 HWY_INLINE VF Exp(VF x) {
   const DF d;
   const MF overflow = hn::Gt(x, hn::Set(d, kExpMax));
-  ExpParts<1> e =
+  ExpSplit<1> e =
       SplitExp<Accuracy::kFloat32>(AtLeast(kExpMin, Pack<1>{{hn::IfThenZeroElse(overflow, x)}}));
   const VF one = hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), hn::Set(d, 1.0f));
   e.n = Sub(e.n, Pack<1>{{one}});
@@ -201,7 +202,7 @@ HWY_INLINE Pack<N> ReciprocalAboveOne(const Pack<N>& x, const Pack<N, MF>& wante
 // 1/(1 + exp(−x)); results below the smallest normal float32 are 0.
 template <Accuracy kAccuracy, int N>
 HWY_INLINE Pack<N> Sigmoid(const Pack<N>& x) {
-  const ExpParts<N> e = SplitExp<kAccuracy, -1>(kExpTakesAll<kAccuracy> ? x : AtMost(88.0f, x));
+  const ExpSplit<N> e = SplitExp<kAccuracy, -1>(kExpTakesAll<kAccuracy> ? x : AtMost(88.0f, x));
   return ReciprocalAboveOne(Add(Scale(e), Fill<N>(1.0f)), NotBelow(-87.33654f, x));
 }
 

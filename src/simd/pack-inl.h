@@ -36,8 +36,8 @@ using MF = hn::Mask<DF>;
 template <int N, class V = VF>
 struct Pack {
 #if HWY_ARCH_ARM
-  // NEON's vectors have constructors. g++ compiles implicit constructors of what holds them without
-  // the target's instructions and then cannot inline those, so here they are written down.
+  // NEON's vectors have constructors. g++ compiles the implicit constructors of a struct of them
+  // without the target's instructions and then cannot inline them, so here they are written out.
   struct Vectors {
     V v[N];
   };
@@ -59,7 +59,7 @@ HWY_INLINE Pack<N> MakePack(const F& f) {
   (std::make_integer_sequence<int, N>());
 }
 
-// f(0), …, f(N−1) with constants, written out.
+// Calls f(0), …, f(N−1) with compile-time constants, written out.
 template <int N, class F>
 HWY_INLINE void ForEach(const F& f) {
   [&]<int... I>(std::integer_sequence<int, I...>) ATTNOPS_INLINE_LAMBDA {

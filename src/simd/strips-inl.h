@@ -33,10 +33,10 @@ namespace HWY_NAMESPACE {
 #define ATTNOPS_STRIP_CHUNKS 2
 #endif
 
-// What the rows of a call have in common.
+// The shape of all rows of a call.
 struct RowShape {
   std::size_t part;     // elements of a part
-  std::size_t encoded;  // of them those with an angle
+  std::size_t encoded;  // of these, those with an angle: the first ones
   std::size_t width;    // of a part in tables: padded to chunks
   bool stream;          // whether the output bypasses the caches; then parts are whole chunks
 
@@ -80,7 +80,7 @@ HWY_INLINE void StoreStrip(const RowShape& shape, const Strip<kParts, K>& strip,
   }
 }
 
-// The same of a float32 row whose parts are padded to `width`.
+// A strip of a float32 row whose parts are padded to `width`.
 template <int kParts, int K>
 HWY_INLINE Strip<kParts, K> LoadTable(const RowShape& shape, const float* row, std::size_t j) {
   if constexpr (kParts == 2) {
@@ -111,8 +111,8 @@ HWY_INLINE Pack<2 * kParts, MF> FirstOfParts(std::size_t n) {
   }
 }
 
-// body<K>(j, n) for all strips of a row: of kStripChunks chunks while they are before `whole`, then
-// of fewer.
+// Calls body<K>(j, n) for all strips of a row: of up to kStripChunks chunks before element `whole`,
+// of single chunks from there on.
 template <int kStripChunks, class Body>
 HWY_INLINE void ForEachStrip(const RowShape& shape, std::size_t whole, const Body& body) {
   constexpr int K = kStripChunks;

@@ -27,7 +27,7 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
 #else
   const DU d;
   Square rows;
-  // 4×4 within blocks of 128 bits: block b of vector 4g+j gets element 4b+j of rows 4g … 4g+3.
+  // 4×4 within each 128 bits: the b-th 128 bits of vector 4g+j get element 4b+j of rows 4g … 4g+3.
   HWY_UNROLL(4)
   for (int g = 0; g < kLanes; g += 4) {
     const VU even_lower = hn::InterleaveLower(d, from.v[g], from.v[g + 2]);
@@ -40,7 +40,7 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
     rows.v[g + 3] = hn::InterleaveUpper(d, even_upper, odd_upper);
   }
   if constexpr (kLanes == 4) return rows;
-  // Then the blocks.
+  // Then the groups of 128 bits are transposed.
   Square to;
 #if ATTNOPS_VECTOR_BYTES == 32
   HWY_UNROLL(4)

@@ -1,4 +1,4 @@
-// The tensors of gated linear attention, checked, and the call they make. All throw Error.
+// Checks of the tensors of gated linear attention, and the call they make. All throw Error.
 #ifndef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_ARGUMENTS_H_
 #define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_ARGUMENTS_H_
 
@@ -27,7 +27,7 @@ struct Gradients {
 
 void CheckInputs(const char* op, const Inputs& inputs);
 
-// Calls without stages, of checked inputs; kv has `inner` rows.
+// Check the tensors beside the inputs and make the call, still without stages. kv has `inner` rows.
 Call ForwardCall(const char* op, const Inputs& inputs, const TensorView& out,
                  const FlaoOptions& keep, std::int64_t inner);
 Call BackwardCall(const char* op, const Inputs& inputs, const ConstTensorView& d_out,

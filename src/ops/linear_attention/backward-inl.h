@@ -1,7 +1,7 @@
 // dḠ = dO ⊙ QKV, dQ̄ = dQKV·KVᵀ and dKV = Q̄ᵀ·dQKV, with dQKV = dO ⊙ Ḡ, in one pass over q, g and
-// dO; then dK̄ = V̄·dKVᵀ and dV̄ = K̄·dKV in one over k and v. The gradients go back through the
-// stages, and where they do so tile by tile, Q̄ and K̄ come from the same tiles: their products are
-// after those of dQ̄ and dK̄.
+// dO; then dK̄ = V̄·dKVᵀ and dV̄ = K̄·dKV in one over k and v. The stages turn them into the gradients
+// of q, k, v and g. A stage that works tile by tile makes Q̄ or K̄ from the same tiles, so the
+// products that read Q̄ and K̄ come after those that make dQ̄ and dK̄.
 
 #if defined(ATTNOPS_SRC_OPS_LINEAR_ATTENTION_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_BACKWARD_INL_H_
@@ -28,7 +28,7 @@ HWY_INLINE Chunk LoadKept(const Kept<T>* from, std::size_t n) {
   }
 }
 
-// dQKV = dO ⊙ G and, if QKV was kept, dG = dO ⊙ QKV.
+// dQKV = dO ⊙ G and, if QKV was kept, dG = dO ⊙ QKV. For a g without a stage.
 template <typename T, bool kKept>
 HWY_INLINE void LoadGradient(const Rows<const T>& d_out, const Rows<const T>& g,
                              const Rows<const Kept<T>>& qkv, const Rows<T>& dg, std::int64_t count,
@@ -47,8 +47,8 @@ HWY_INLINE void LoadGradient(const Rows<const T>& d_out, const Rows<const T>& g,
                });
 }
 
-// The same where g has a stage. With a kept QKV the gradient of g comes tile by tile, as from a
-// product.
+// dQKV = dO ⊙ Ḡ and, if QKV was kept, the gradient of g from dḠ = dO ⊙ QKV, for a g with a stage.
+// The stage takes QKV in tiles, as it takes the sums of a product.
 template <typename T, bool kKept>
 HWY_INLINE void LoadStagedGradient(const Problem& problem, Goal goal, Head head, std::int64_t first,
                                    std::int64_t count, const Blocks& blocks,
@@ -76,8 +76,9 @@ HWY_INLINE void LoadStagedGradient(const Problem& problem, Goal goal, Head head,
   gradient.Finish();
 }
 
-// left·right with the gradient of an operand's rows as its result. Those rows are put into the
-// block `rows` on the way, if it is given and the operand is tiled.
+// Computes dx of an operand's rows, or what they add to its means, from left·right, the gradient of
+// the rows that its stage makes. If the operand is tiled and `rows` is given, it also puts the rows
+// themselves into that block.
 template <typename T>
 HWY_INLINE void MultiplyToGradient(const Operand& operand, Goal goal, Head head, std::int64_t first,
                                    std::int64_t count, const Blocks& blocks, const Panels& left,

@@ -1,4 +1,4 @@
-// What both passes share: rows of tensors, blocks of tokens, and what becomes of sums.
+// Shared by both passes: rows of tensors, the features of encoded rows, and blocks of tokens.
 
 #if defined(ATTNOPS_SRC_OPS_LINEAR_ATTENTION_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_BLOCK_INL_H_
@@ -47,18 +47,18 @@ HWY_INLINE Rows<T> RowsOf(const Output& tensor, Head head, std::int64_t first) {
   return {RowAt<T>(tensor, head.batch, head.head, first), tensor.token};
 }
 
-// The inner features of a problem, in blocks: their parts are padded to whole chunks.
+// The width of a block of encoded rows, whose parts are padded to whole chunks one by one.
 HWY_INLINE std::int64_t InnerWidth(const Problem& problem) {
   return problem.inner_parts * Padded(problem.inner_part);
 }
-// How far they reach, without the padding of the last part.
+// The same without the padding of the last part.
 template <typename T>
 HWY_INLINE std::int64_t InnerExtent(const Problem& problem) {
   return (problem.inner_parts - 1) * Padded(problem.inner_part) +
          StorageExtent<T>(problem.inner_part);
 }
-// f(rows, first) for each part: where its rows are in a matrix of inner rows, and its first
-// feature.
+// Calls f(rows, first) for each part of the inner features: its rows of a matrix such as KV, and
+// its first feature.
 template <class F>
 HWY_INLINE void ForEachInnerPart(const Problem& problem, const Panels& matrix, const F& f) {
   const std::int64_t size = Padded(problem.inner_part) * static_cast<std::int64_t>(ChunkSize());
@@ -67,8 +67,8 @@ HWY_INLINE void ForEachInnerPart(const Problem& problem, const Panels& matrix, c
   }
 }
 
-// f(first, count) for blocks of the range's tokens; an empty range has one empty block, so that
-// sums over it are set to 0.
+// Calls f(first, count) for each block of the range's tokens; an empty range has one empty block,
+// so that sums over it are set to 0.
 template <class F>
 HWY_INLINE void ForEachBlock(const Range& range, const F& f) {
   std::int64_t first = range.begin;
@@ -78,8 +78,8 @@ HWY_INLINE void ForEachBlock(const Range& range, const F& f) {
   } while (first < range.end);
 }
 
-// The block after the one at `first` that the worker takes: of the range or, if it goes on behind
-// that, of the sequence of `tokens`.
+// The block that the worker takes after the one at `first`: within the range or, if the worker goes
+// on behind it, within the sequence of `tokens`.
 HWY_INLINE Range NextBlock(const Range& range, std::int64_t tokens, std::int64_t first,
                            const Blocks& blocks) {
   const std::int64_t next = first + kBlockTokens;
@@ -89,7 +89,7 @@ HWY_INLINE Range NextBlock(const Range& range, std::int64_t tokens, std::int64_t
 // The first block of a sequence.
 HWY_INLINE Range FirstBlock(std::int64_t tokens) { return {0, std::min(tokens, kBlockTokens)}; }
 
-// A block of a tensor that will be read or written, if it is there.
+// Prefetches a block that will be read or written, if the call has that tensor.
 template <typename T, class Tensor>
 void PrefetchBlock(const Tensor& tensor, Head head, Range block, std::int64_t columns,
                    Prefetcher& prefetcher) {
@@ -99,7 +99,7 @@ void PrefetchBlock(const Tensor& tensor, Head head, Range block, std::int64_t co
   prefetcher.Add(rows.data, rows.stride * kSize, columns * kSize, block.end - block.begin);
 }
 
-// What a pass reads first of the worker's next head.
+// Prefetches the blocks that the worker's next head begins with.
 template <typename T>
 void PrefetchNextHead(const Problem& problem, Head next, Prefetcher& prefetcher) {
   if (next.batch < 0) return;

@@ -19,10 +19,10 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops::linear_attention {
 namespace HWY_NAMESPACE {
 
-// A stage's shape of rows, and where its parts begin in a block and in the rows of columns.
+// The shape of a stage's rows, and where their parts begin in a block and in the rows of columns.
 struct StageShape : RowShape {
   explicit StageShape(const Stage& stage)
-      : RowShape(stage.part, stage.placed, Padded(stage.part)), parts(stage.parts) {}
+      : RowShape(stage.part, stage.encoded, Padded(stage.part)), parts(stage.parts) {}
 
   HWY_INLINE Panels PartOf(const Panels& block, int p) const {
     return {block.data + p * Chunks() * block.panel, block.panel};
@@ -59,7 +59,8 @@ HWY_INLINE void StorePanels(const Pack<2 * K>& pack, const Panels& to, std::int6
   }
 }
 
-// K chunks, of n elements together, to a row of a tensor. A kept KV may have NaNs of any payload.
+// Stores K chunks, n elements in all, in a row of a gradient. A kept KV may have NaNs of any
+// payload.
 template <int K, typename T>
 HWY_INLINE void StoreGradientStrip(const Pack<2 * K>& pack, T* to, std::size_t n) {
   if constexpr (K > 1) {
@@ -69,7 +70,7 @@ HWY_INLINE void StoreGradientStrip(const Pack<2 * K>& pack, T* to, std::size_t n
   }
 }
 
-// body<K>(p, j, n) for all strips of all parts of a row.
+// Calls body<K>(p, j, n) for all strips of all parts of a row.
 template <class Body>
 HWY_INLINE void ForEachStripOfParts(const StageShape& shape, const Body& body) {
   for (int p = 0; p < shape.parts; ++p) {
@@ -80,7 +81,7 @@ HWY_INLINE void ForEachStripOfParts(const StageShape& shape, const Body& body) {
   }
 }
 
-// f<kRows>(row) for all rows, a few at a time as softmax over the features takes them.
+// Calls f<kRows>(row) for all rows, as many at a time as softmax over the features takes.
 template <class F>
 HWY_INLINE void ForEachSetOfRows(std::int64_t count, const F& f) {
   constexpr int kSet = static_cast<int>(rowops::kSoftmaxRows);
@@ -89,7 +90,7 @@ HWY_INLINE void ForEachSetOfRows(std::int64_t count, const F& f) {
   for (; row < count; ++row) f.template operator()<1>(row);
 }
 
-// The exponentials of rows from `row` on at `to`, and their scales.
+// Stores the exponentials of kRows rows from `row` on at `to`, and sets their scales.
 template <class E, int kRows, typename T>
 HWY_INLINE void SoftmaxOfRows(const StageShape& shape, const Rows<const T>& x, std::int64_t row,
                               float* to, VF (&scales)[kRows]) {
@@ -124,7 +125,8 @@ HWY_INLINE void ActivateFeatures(const StageShape& shape, const Rows<const T>& x
   }
 }
 
-// With p = e·scale: dx = p·(dy − Σ p·dy). The sum is over p and not e: see BackwardFeatures.
+// With p = e·scale: dx = p·(dy − Σ p·dy). The sum is over p and not e, which may be e^64 times as
+// large: e·dy could overflow or underflow.
 template <class E, typename T>
 HWY_NOINLINE void DeriveRows(const StageShape& shape, const Rows<const T>& x, std::int64_t count,
                              float* scratch, const Panels& dy, const Rows<T>& dx) {

@@ -87,7 +87,7 @@ void SetEncoding(const FlaoFalOptions& options, std::int64_t tokens, std::int64_
     stage.part /= 2;
   }
   const bool shared = rotate && !grid && theta.shape(1) == 1;
-  stage.placed = rotate && !grid && !shared ? theta.shape(1) : stage.part;
+  stage.encoded = rotate && !grid && !shared ? theta.shape(1) : stage.part;
   stage.prefix = options.l;
   stage.source.theta = &theta;
   stage.source.shape = grid ? options.shape : Dims{tokens - options.l};

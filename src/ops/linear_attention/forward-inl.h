@@ -26,7 +26,7 @@ void MakeKv(const Problem& problem, Head head, Range range, const Blocks& blocks
     const Range next = NextBlock(range, problem.M, first, blocks);
     PrefetchBlock<T>(problem.k.x, head, next, D, prefetcher);
     PrefetchBlock<T>(problem.v.x, head, next, E, prefetcher);
-    // What comes after the last block, in whichever pass.
+    // After the last block comes the first one of q, in the forward or the backward.
     if (next.begin >= problem.M) {
       const Range block = FirstBlock(problem.N);
       PrefetchBlock<T>(problem.q.x, head, block, D, prefetcher);

@@ -15,14 +15,15 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops::linear_attention {
 namespace HWY_NAMESPACE {
 
-// Whether an operand's gradient is complete with each tile. Then f(x) and f'(x) are computed
-// together: the tile that makes dx also makes the operand's rows, for a product that comes after.
-// Softmax needs whole rows, or columns for its means, and its operand is loaded before.
+// Whether each tile of an operand's gradient can be turned into dx by itself. Then f(x) and f'(x)
+// are computed together: the tile that makes dx also makes the operand's rows, for a later product.
+// Softmax over the features needs whole rows, and the means of one over the sequence need whole
+// columns: their operand is loaded before.
 HWY_INLINE bool IsTiled(const Operand& operand, Goal goal) {
   return goal == Goal::kGradients && !operand.stage.IsDirect() && !operand.stage.SumsRows();
 }
 
-// Adds what rows add to the means of softmax over the sequence, from their gradients in a block.
+// Adds Σ p·dy of a block's rows to the means of softmax over the sequence; dy is a block too.
 template <typename T>
 HWY_NOINLINE void AddMeans(const StagedRows<T>& staged, std::int64_t count, const Panels& dy,
                            float* means) {
@@ -45,10 +46,10 @@ HWY_NOINLINE void AddMeans(const StagedRows<T>& staged, std::int64_t count, cons
   }
 }
 
-// dx of the rows [first, first + count) of an operand with a stage, or what they add to its means.
-// Tile takes the gradient of the rows behind the stage, which is multiplied by `factor` if that is
-// given; Finish comes after the last tile. Where the operand is tiled and `rows` is given, the rows
-// themselves are put there, times the factor.
+// Computes dx of the rows [first, first + count) of an operand with a stage, or what they add to
+// its means. Tile takes a tile of the gradient of the rows that the stage makes, times `factor` if
+// that is given; Finish comes after the last tile. If the operand is tiled and `rows` is given, the
+// rows themselves are put there, times the factor.
 template <typename T>
 class StageGradient {
  public:
@@ -66,7 +67,7 @@ class StageGradient {
     FillAngles<T>(operand.stage, head, first, count, blocks.table, staged_.angles);
   }
 
-  // The product whose sums the gradient is.
+  // For a gradient that is the product left·right.
   void Multiply(const Panels& left, const Panels& right, std::int64_t depth) const {
     MultiplyToTiles<Left::kStraight>(left, right, count_, depth, operand_.stage.encodes ? 2 : 1,
                                      staged_.shape.Chunks(), *this);

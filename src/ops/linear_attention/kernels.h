@@ -1,9 +1,9 @@
 // Gated linear attention on blocks of tokens: what its schedule and its kernels agree on.
 //
 // Each of q, k, v and g goes through a stage on its way from memory to the products: an activation
-// and, for q and k, a position encoding. It works on the block of float32 rows that a product
-// takes, so nothing of it is written to memory; gradients come back through it tile by tile of
-// their product. A stage that does nothing is not there at all.
+// and, for q and k, a position encoding. A stage writes the block of float32 rows that a product
+// takes, so activated and encoded tensors are never in memory as a whole. In the backward it takes
+// the gradient from its product tile by tile. A tensor whose stage would do nothing skips it.
 #ifndef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_KERNELS_H_
 #define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_KERNELS_H_
 
@@ -22,8 +22,8 @@ namespace attnops::linear_attention {
 // block, so adding them to KV costs little; the converted blocks and KV stay in L2.
 constexpr std::int64_t kBlockTokens = 128;
 
-// What a tensor's rows become before the products. A row has `parts` parts of `part` features,
-// one but for the rotation; each is padded to whole chunks in the blocks.
+// The stage of a tensor. Its rows have `parts` parts of `part` features: two parts if they are
+// rotated, else one. Each part is padded to whole chunks in the blocks.
 struct Stage {
   Activation::Kind act = Activation::Kind::kNone;
   SoftmaxAxis axis = SoftmaxAxis::kNone;
@@ -32,8 +32,8 @@ struct Stage {
 
   bool encodes = false;
   Encoding encoding = Encoding::kCosine;
-  std::int64_t placed = 0;  // features of a part that have an angle
-  std::int64_t prefix = 0;  // tokens without a position
+  std::int64_t encoded = 0;  // features of a part that have an angle
+  std::int64_t prefix = 0;   // tokens in front without a position
   AngleSource source;
   Angles angles;  // made by the schedule
 
@@ -47,13 +47,14 @@ struct Operand {
   Input x;
   Output dx;
   Stage stage;
-  int index;  // among the four
+  int index;  // 0 to 3 for q, k, v, g
 };
 constexpr int kOperands = 4;
 
 struct Problem {
   std::int64_t B, H, N, M, D, E;
-  // Rows of KV, the features of an encoded q or k, are inner_parts parts of inner_part.
+  // The inner features, those of an encoded q or k and so the rows of KV, are inner_parts parts of
+  // inner_part.
   int inner_parts = 1;
   std::int64_t inner_part = 0;
   Operand q, k, v, g;
@@ -69,24 +70,24 @@ struct Head {
 
 // A worker's memory.
 struct Blocks {
-  // kBlockTokens rows: of the inner features, of E, and for a gradient that a softmax needs whole
-  // rows or columns of.
+  // Blocks of kBlockTokens rows: of inner features, of E features, and of a gradient that a softmax
+  // needs in whole rows or columns.
   Panels d, e, gradient;
   // For stages: the angles of a block's tokens, and the rows of a softmax over the features or the
   // sums of one over the sequence.
   float* table = nullptr;
   float* rows = nullptr;
-  // Softmax over the sequence, by the operand's index: rows of shifts, scales and means, and
-  // where the pass that finds the means adds them up.
+  // Softmax over the sequence, by the operand's index: its rows of shifts, scales and means, and
+  // the sums of the pass that finds the means.
   const float* columns[kOperands] = {};
   float* means[kOperands] = {};
-  // Whether the worker goes on with the tokens behind a range, to fetch the first of them; and the
-  // head that it probably takes next, to fetch its first rows (batch −1 if there is none).
+  // For prefetching: whether the worker goes on with the tokens behind its range, and the head that
+  // it probably takes next (batch −1 if there is none).
   bool goes_on = false;
   Head next = {-1, -1};
 };
 
-// What a pass of the backward is for: the gradients, or the means of softmax over the sequence.
+// The result of a pass of the backward: the gradients, or the means of softmax over the sequence.
 enum class Goal { kGradients, kMeans };
 
 // The kernels of a type. KV and dKV are (inner,E) matrices whose rows and columns are in the
@@ -94,17 +95,17 @@ enum class Goal { kGradients, kMeans };
 struct Kernels {
   std::int64_t chunk;
 
-  // Sets kv to Kᵀ·V of a range.
+  // Sets kv to K̄ᵀ·V̄ of a range.
   void (*make_kv)(const Problem& problem, Head head, Range range, const Blocks& blocks,
                   const Panels& kv);
-  // Makes a complete sum the operand of products: its padding becomes 0.
+  // Makes a KV or dKV whose sum is complete ready for products: sets its padding to 0.
   void (*finish_kv)(const Problem& problem, const Panels& kv);
   // Writes a complete KV to problem.kv, and reads it from problem.kept_kv.
   void (*store_kv)(const Problem& problem, Head head, const Panels& kv);
   void (*load_kv)(const Problem& problem, Head head, const Panels& kv);
   // to = fromᵀ, for the padded matrices; from is (inner,E).
   void (*transpose)(const Problem& problem, const Panels& from, const Panels& to);
-  // Adds one panel of (inner,E) matrix `from` to that of `to`.
+  // Adds the panel `from` of an (inner,E) matrix to the panel `to` of another.
   void (*add_panel)(const Problem& problem, const float* from, float* to);
 
   // out and, if it is kept, qkv for a range of N.
@@ -121,8 +122,8 @@ struct Kernels {
 
 ATTNOPS_DECLARE_KERNELS_OF_TYPES(Kernels);
 
-// One pass over tensors that were checked. Of `problem` all is given but the angles of its stages;
-// q and k have the same theta.
+// One pass over checked tensors. `problem` is complete but for the angles of its stages; q and k
+// have the same theta.
 struct Call {
   DType dtype;
   Problem problem;

@@ -13,25 +13,26 @@
 namespace attnops::linear_attention {
 namespace {
 
-// A sequence is cut into pieces of at least so many tokens, since the KV of a piece has to be
-// added to that of the others, and into at most so many pieces: more than any sensible number of
-// threads. The length alone decides, so that a sequence has the same bits in every batch.
+// A sequence is cut into pieces of at least kPieceTokens tokens, since the KVs of the pieces have
+// to be added, and into at most kMostPieces pieces, more than any sensible number of threads. The
+// length alone decides, so that a sequence has the same bits in every batch.
 constexpr std::int64_t kPieceTokens = 1024;
 constexpr std::int64_t kMostPieces = 64;
 // With as many heads for each worker as this a task is a head, which goes through its pieces one
 // after the other; with fewer a task is a piece. The sums are the same.
 constexpr std::int64_t kHeadsOfWorker = 4;
-// Bound of the KVs of all pieces at work, if two of one head are within it.
-constexpr std::int64_t kPieceBytes = 16 << 20;
+// Bound of the KVs of a wave, if two of one head are within it.
+constexpr std::int64_t kWaveBytes = 16 << 20;
 // Calls of fewer multiply-adds are not worth waking a thread for.
 constexpr double kSerialWork = 5e5;
-// Softmax over the sequence: tokens whose sums are added to one another one by one.
-constexpr std::int64_t kColumnPiece = 1024;
+// Softmax over the sequence: after this many tokens of a piece a new sum begins, which is merged
+// with the one before. This bounds the rounding error of a sum.
+constexpr std::int64_t kSumTokens = 1024;
 
 // How a sequence is cut.
 struct Pieces {
   std::int64_t tokens;  // of the sequence
-  std::int64_t size;    // tokens of a piece, but the last
+  std::int64_t size;    // tokens of each piece but the last
   std::int64_t count;
 
   explicit Pieces(std::int64_t all) : tokens(all) {
@@ -127,7 +128,7 @@ class Run {
   const Pieces& PiecesOf(const Operand& operand) const {
     return operand.index == problem_.q.index || operand.index == problem_.g.index ? n_ : m_;
   }
-  // Floats of a row of columns.
+  // Floats of a row of an operand's columns.
   std::int64_t ColumnsSize(const Operand& operand) const {
     return operand.stage.parts * Padded(operand.stage.part);
   }
@@ -135,7 +136,7 @@ class Run {
   // How many matrices of KV's size have room.
   std::int64_t KvRoom() const {
     const auto bytes = static_cast<std::int64_t>(Scratch::Size<float>(KvSize()));
-    return kPieceBytes / std::max<std::int64_t>(bytes, 1);
+    return kWaveBytes / std::max<std::int64_t>(bytes, 1);
   }
   // Matrices that a head has for the sum of its pieces and for those that are added next.
   std::int64_t SlotsFor(const Pieces& pieces) const {
@@ -175,7 +176,7 @@ class Run {
       softmax = softmax || stage.SumsRows() || stage.SumsColumns();
       if (stage.encodes) {
         const Angles& angles = stage.angles;
-        // On a line, one for each exact sincos that a block of tokens needs.
+        // On a line a row for each exact sincos that a block needs, else one for each token.
         const std::int64_t rows =
             angles.OnLine() ? kBlockTokens / angles.step_count + 2 : kBlockTokens;
         table = rows * angles.RowSize();
@@ -193,7 +194,7 @@ class Run {
     }
   }
 
-  // q and k have the same angles but for their grid: the tables of the longer one serve both.
+  // q and k have the same theta: the turns and steps of the longer sequence serve both.
   std::size_t AnglesBytes() const {
     return problem_.q.stage.encodes ? AnglesScratch(problem_.q.stage.angles) : 0;
   }
@@ -304,7 +305,8 @@ class Run {
     kernels_.finish_kv(problem_, kv);
   }
 
-  // The sum of what run(range, matrix) makes of each piece, added in their order.
+  // Sets `sum` to the sum of the matrices that run(range, matrix) makes of the pieces, added in
+  // their order.
   template <class F>
   void SumOfPieces(const Pieces& pieces, int worker, const Panels& sum, const F& run) const {
     run(pieces.At(0), sum);
@@ -316,8 +318,8 @@ class Run {
     }
   }
 
-  // Softmax over the sequence: shifts and sums of a range. Those of its later parts are in the
-  // worker's rows until they are merged.
+  // Softmax over the sequence: sets `to` to the shifts and sums of a range. Every kSumTokens tokens
+  // a new sum begins, in the worker's rows, and is merged into `to`.
   void SumColumns(const Operand& operand, Head head, Range range, int worker, float* to) const {
     const Stage& stage = operand.stage;
     const std::int64_t size = ColumnsSize(operand);
@@ -330,7 +332,7 @@ class Run {
     std::int64_t begin = range.begin;
     do {
       float* sums = begin == range.begin ? to : rows_.At(worker);
-      const std::int64_t end = std::min(range.end, begin + kColumnPiece);
+      const std::int64_t end = std::min(range.end, begin + kSumTokens);
       column_kernels_.start_columns(sums, size);
       for (std::int64_t token = begin; token < end; token += rowops::kColumnTokens) {
         add({row_at(token), operand.x.token, std::min(end - token, rowops::kColumnTokens),
@@ -357,7 +359,7 @@ class Run {
     }
   }
 
-  // The means of two operands, if they have any: run(range, blocks) adds those of a piece.
+  // The means of two operands, if they need them: run(range, blocks) adds those of a piece.
   template <class F>
   void SumMeansOfHead(const Pieces& pieces, const Operand& a, const Operand& b, int worker,
                       const Blocks& blocks, const F& run) const {
@@ -372,7 +374,7 @@ class Run {
       }
     }
   }
-  // Where the means of two operands are added up, set to 0.
+  // Gives `blocks` the memory where the means of two operands are added up, set to 0.
   template <class SlotOf>
   void SetMeans(Blocks& blocks, const Operand& a, const Operand& b, const SlotOf& slot_of) const {
     for (const Operand* operand : {&a, &b}) {
@@ -400,7 +402,7 @@ class Run {
     SetColumns(blocks, [&](const Operand& operand) { return head * PiecesOf(operand).count; });
     return blocks;
   }
-  // run(task, head, blocks) for all pieces; `head` is counted in the wave.
+  // Calls run(task, head, blocks) for all pieces of a wave; `head` is counted from its first.
   template <class F>
   void ForEachPiece(const Wave& wave, const Pieces& pieces, const F& run) const {
     RunTasks(wave.count * pieces.count, workers_, [&](std::int64_t task, int worker) {
@@ -550,7 +552,7 @@ class Run {
   std::int64_t wave_heads_ = 0;  // else how many heads a wave has
   std::int64_t kv_slots_ = 1, dkv_slots_ = 1;
   int workers_ = 1;
-  Arrays kvs_, dkvs_, transposed_;  // of each head or piece at work
+  Arrays kvs_, dkvs_, transposed_;  // of each worker, or of each head or piece of a wave
   Arrays piece_kv_;                 // of a worker, for the piece that is added next
   Arrays d_blocks_, e_blocks_, gradients_, tables_, rows_;
   std::array<Arrays, kOperands> columns_{};

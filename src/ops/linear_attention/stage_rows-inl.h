@@ -22,8 +22,8 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops::linear_attention {
 namespace HWY_NAMESPACE {
 
-// Where the angles of a block's rows are. A row that has a position has a row of a table; on a line
-// a few positions share one, from which each is a step.
+// Where the angles of a block's rows are: each has a row of a table. On a line several rows share
+// one, and each adds a step to it.
 struct BlockAngles {
   // The angles of a row, for the chunk at `j`.
   HWY_INLINE Angle<1> At(std::int64_t row, std::size_t j) const {
@@ -32,13 +32,13 @@ struct BlockAngles {
     return SteppedAngles{base, {step[row] + j, width}}.At<1>(0);
   }
 
-  std::int64_t unplaced = 0;  // rows in front without a position
+  std::int64_t prefix = 0;  // rows in front without a position
   std::size_t width = 0;
   const float* cos[kBlockTokens];
   const float* step[kBlockTokens];
 };
 
-// The angles of the tokens [first, first + count) of a sequence, with tables made at `table`.
+// Finds the angles of the tokens [first, first + count) of a sequence; fills tables at `table`.
 template <typename T>
 void FillAngles(const Stage& stage, Head head, std::int64_t first, std::int64_t count, float* table,
                 BlockAngles& to) {
@@ -47,11 +47,11 @@ void FillAngles(const Stage& stage, Head head, std::int64_t first, std::int64_t 
   const Angles& angles = stage.angles;
   const bool line = angles.OnLine();
   const std::int64_t head_row = angles.rows == 1 ? 0 : head.head;
-  to.unplaced = std::clamp<std::int64_t>(stage.prefix - first, 0, count);
+  to.prefix = std::clamp<std::int64_t>(stage.prefix - first, 0, count);
   to.width = static_cast<std::size_t>(angles.width);
-  for (std::int64_t row = to.unplaced; row < count;) {
+  for (std::int64_t row = to.prefix; row < count;) {
     const std::int64_t position = first + row - stage.prefix;
-    // Steps begin where positions are a multiple of them, for the same bits in every block.
+    // Steps are counted from multiples of step_count: a position has the same bits in every block.
     const std::int64_t begin = line ? position % angles.step_count : 0;
     const std::int64_t end = std::min(row + angles.step_count - begin, count);
     FillTable<T>(angles, head_row, head_row + 1, position - begin, line ? 1 : end - row, table);
@@ -69,11 +69,11 @@ struct PlainRows {
   static constexpr int kPlainParts = 1;
 };
 template <class E>
-struct IsUnplaced {
+struct IsWithoutAngles {
   static constexpr bool kValue = false;
 };
 template <class E>
-struct IsUnplaced<Unplaced<E>> {
+struct IsWithoutAngles<WithoutAngles<E>> {
   static constexpr bool kValue = true;
 };
 
@@ -98,7 +98,7 @@ HWY_INLINE void StoreParts(const Strip<kParts, 1>& strip, const ChunkRows& tile,
   }
 }
 
-// A chunk of each part of a row of a tensor's gradient. A kept KV may have NaNs of any payload.
+// Stores a chunk of each part in a row of a gradient. A kept KV may have NaNs of any payload.
 template <int kParts, typename T>
 HWY_INLINE void StoreGradient(const StageShape& shape, const Strip<kParts, 1>& strip, T* row,
                               std::size_t j, std::size_t n) {
@@ -110,7 +110,7 @@ HWY_INLINE void StoreGradient(const StageShape& shape, const Strip<kParts, 1>& s
   }
 }
 
-// Element-wise activations, of packs of rows' chunks.
+// Element-wise activations of packs.
 template <class Act>
 struct Elements {
   template <Accuracy kAccuracy, int kParts, int N>
@@ -151,7 +151,7 @@ struct Sequence {
   }
 };
 
-// f(activation) with the one of a stage.
+// Calls f with an activation; softmax is the one over the sequence.
 template <class F>
 HWY_INLINE void WithActivation(Activation::Kind act, const Sequence& sequence, const F& f) {
   switch (act) {
@@ -176,7 +176,7 @@ constexpr int kRowsTogether = 2;
 // in L1.
 constexpr std::int64_t kStageRows = 16;
 
-// An operand's rows of a block, and what becomes of them.
+// An operand's rows of a block, and all that its stage needs for them.
 template <typename T>
 struct StagedRows {
   StagedRows(const Operand& operand, Head head, std::int64_t first, const Blocks& blocks)
@@ -191,7 +191,7 @@ struct StagedRows {
   const float* columns;  // of softmax over the sequence
   Rows<const T> x;
   Rows<T> dx;
-  Rows<const T> factor = {};  // of rows that are not encoded and of their gradients, if given
+  Rows<const T> factor = {};  // of rows and gradients, if given; only without an encoding
   BlockAngles angles;
 };
 
@@ -200,7 +200,7 @@ struct StageTile {
   std::int64_t first, rows, chunk;
 };
 
-// The angles of a row where they are in registers.
+// The angles of a row in registers.
 struct KnownAngles {
   Angle<1> angles;
 
@@ -210,7 +210,7 @@ struct KnownAngles {
   }
 };
 
-// of(0), …, of(kRows−1), packs of V vectors, as one pack; and one of them.
+// Joins of(0), …, of(kRows−1), each a pack of V vectors, into one pack; RowOf is one of them again.
 template <int V, int kRows, class Of>
 HWY_INLINE Pack<V * kRows> JoinRows(const Of& of) {
   Pack<V> rows[kRows];
@@ -222,11 +222,11 @@ HWY_INLINE Pack<V> RowOf(const Pack<N>& rows, int row) {
   return MakePack<V>([&](int i) ATTNOPS_INLINE_LAMBDA { return rows.v[row * V + i]; });
 }
 
-// kRows rows of a tile, from `first` on in it, with an encoding E.
+// kRows rows of a tile, from its row `first` on, with an encoding E.
 template <class E, int kRows, typename T>
 struct TileRows {
   static constexpr bool kEncodes = !std::is_same_v<E, PlainRows>;
-  static constexpr bool kPlaced = kEncodes && !IsUnplaced<E>::kValue;
+  static constexpr bool kHasAngles = kEncodes && !IsWithoutAngles<E>::kValue;
   static constexpr int kParts = E::kPlainParts;
   static constexpr int kVectors = 2 * kParts;
   using Values = Pack<kVectors * kRows>;
@@ -237,7 +237,7 @@ struct TileRows {
         row0(tile.first + row),
         j(static_cast<std::size_t>(tile.chunk) * ChunkSize()),
         n(std::min(ChunkSize(), rows.shape.part - j)) {
-    if constexpr (kPlaced) {
+    if constexpr (kHasAngles) {
       ForEach<kRows>([&](auto i) ATTNOPS_INLINE_LAMBDA {
         known[i()].angles = staged.angles.At(row0 + i(), j);
       });
@@ -260,7 +260,7 @@ struct TileRows {
     return dy;
   }
 
-  // Stores activated rows, times the factor, encoded.
+  // Multiplies activated rows by the factor, encodes and stores them.
   HWY_INLINE void Encode(Values y, const ChunkRows& to) const {
     if (!kEncodes && staged.factor.data != nullptr) y = Mul(y, LoadRowsOf(staged.factor));
     ForEach<kRows>([&](auto i) ATTNOPS_INLINE_LAMBDA {
@@ -273,7 +273,7 @@ struct TileRows {
     });
   }
 
-  // f(activation) with that of the stage.
+  // Calls f with the stage's activation.
   template <class F>
   HWY_INLINE void Activate(const F& f) const {
     const Sequence sequence{staged.columns == nullptr ? nullptr : staged.columns + j,

@@ -1,7 +1,7 @@
 // Activation and position encoding of a block's rows, and the backward of both.
 //
 // A stage works on tiles: a chunk of each part of a few rows, in L1 and registers. Only softmax
-// over the features needs whole rows before.
+// over the features works on whole rows, before the tiles.
 
 #if defined(ATTNOPS_SRC_OPS_LINEAR_ATTENTION_STAGES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_STAGES_INL_H_
@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops::linear_attention {
 namespace HWY_NAMESPACE {
 
-// What a stage does with kRows rows of a tile. ChunkRows are those of the tile.
+// The steps of a stage, each run on kRows rows of a tile. Their ChunkRows are the tile's.
 
 // to = encode(f(x)).
 struct ActivateAndEncode {
@@ -38,7 +38,7 @@ struct ActivateAndEncode {
   }
 };
 
-// rows = encode(rows), which are activated already.
+// rows = encode(rows), for rows that are activated.
 struct EncodeActivated {
   ChunkRows rows;
 
@@ -52,8 +52,8 @@ struct EncodeActivated {
   }
 };
 
-// dx from the gradient of encoded rows, and encode(f(x)) in `to`, if that is given: f(x) and f'(x)
-// share what they are computed from.
+// Stores dx, from the gradient of encoded rows, and encode(f(x)) in `to`, if that is given: f(x)
+// and f'(x) share most of their computation.
 struct Differentiate {
   ChunkRows gradient, to;
 
@@ -75,7 +75,7 @@ struct Differentiate {
   }
 };
 
-// gradient = that of activated rows, from that of encoded ones.
+// Turns the gradient of encoded rows into that of activated ones.
 struct DecodeGradient {
   ChunkRows gradient;
 
@@ -94,8 +94,8 @@ HWY_NOINLINE void RunTileOf(const StagedRows<T>& staged, const StageTile& tile, 
   constexpr int kTogether = std::max(1, kRowsTogether / E::kPlainParts);
   std::int64_t row = 0;
   if constexpr (!std::is_same_v<E, PlainRows>) {
-    const std::int64_t unplaced = std::min(staged.angles.unplaced - tile.first, tile.rows);
-    for (; row < unplaced; ++row) step.Run(TileRows<Unplaced<E>, 1, T>(staged, tile, row));
+    const std::int64_t prefix = std::min(staged.angles.prefix - tile.first, tile.rows);
+    for (; row < prefix; ++row) step.Run(TileRows<WithoutAngles<E>, 1, T>(staged, tile, row));
   }
   for (; row + kTogether <= tile.rows; row += kTogether) {
     step.Run(TileRows<E, kTogether, T>(staged, tile, row));
@@ -116,8 +116,8 @@ HWY_INLINE void RunTile(const StagedRows<T>& staged, const StageTile& tile, cons
   }
 }
 
-// The rows from `first` on of a tensor through its stage into a block, times the rows of `factor`
-// if that is given.
+// Puts `count` rows of an operand, from token `first` on, through its stage into the block `to`,
+// times the rows of `factor` if that is given.
 template <typename T>
 void LoadOperand(const Operand& operand, Head head, std::int64_t first, std::int64_t count,
                  const Blocks& blocks, const Panels& to, const Rows<const T>& factor = {}) {

@@ -67,7 +67,7 @@ struct KernelChoice {
   template <template <class> class Kernel>
   static void Set(Kernels& kernels) {
     kernels.apply = Apply<Kernel<E>, T>;
-    if constexpr (E::kHasPrefix) kernels.apply_prefix = Apply<Kernel<Unplaced<E>>, T>;
+    if constexpr (E::kHasPrefix) kernels.apply_prefix = Apply<Kernel<WithoutAngles<E>>, T>;
   }
 
   template <class Act>
@@ -90,7 +90,8 @@ struct KernelChoice {
     kernels.vector_bytes = static_cast<std::int64_t>(hn::Lanes(DF()) * sizeof(float));
     kernels.plain_parts = E::kPlainParts;
     kernels.add_columns = AddColumns<E, kPass, T>;
-    if constexpr (E::kHasPrefix) kernels.add_prefix_columns = AddColumns<Unplaced<E>, kPass, T>;
+    if constexpr (E::kHasPrefix)
+      kernels.add_prefix_columns = AddColumns<WithoutAngles<E>, kPass, T>;
     kernels.start_columns = StartColumns<kRows>;
     kernels.merge_columns = MergeColumns<kRows>;
     kernels.finish_columns = FinishColumns<kRows>;

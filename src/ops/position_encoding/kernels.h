@@ -24,25 +24,25 @@ struct Problem {
   Output out;   // out, or dx in the backward
   std::int64_t B, N, H;
   std::int64_t part;     // elements of a part
-  std::int64_t encoded;  // of them those with an angle; the others pass
-  std::int64_t prefix;   // tokens in front that pass; those after them are the angles' grid
+  std::int64_t encoded;  // of these, those with an angle: the first ones
+  std::int64_t prefix;   // tokens in front without a position; the others are the angles' grid
   bool tokens_inner;     // whether a token's neighbour in memory is the next token, not head
   bool by_batch;         // whether a token of all batches comes before the next token
   bool stream;           // whether the output bypasses the caches
 };
 
-// Batches, tokens of one block, and heads.
+// Ranges of batches, tokens and heads. Kernels are called with tokens of one block.
 struct Region {
   std::int64_t batch_begin, batch_end;
   std::int64_t token_begin, token_end;
   std::int64_t head_begin, head_end;
 };
 
-// Softmax over the sequence: what is known of each column (b,h,feature). A (b,h) has
-// Rows(pass) rows of plain_parts·width floats, in storage order.
+// Softmax over the sequence: the statistics of each column (b,h,feature). A (b,h) has Rows(pass)
+// rows of plain_parts·width floats, in storage order.
 struct Columns {
-  // While summing: shift, Σ exp(x−shift) and, in the backward, Σ exp(x−shift)·dy. Once merged
-  // what FinishColumns says.
+  // The shift, Σ exp(x−shift) and, in the backward, Σ exp(x−shift)·dy. finish_columns turns the
+  // sums into 1/Σ and the mean Σ p·dy.
   static constexpr int Rows(Pass pass) { return pass == Pass::kForward ? 2 : 3; }
 
   float* data = nullptr;
@@ -55,9 +55,9 @@ struct Columns {
   }
 };
 
-// Tokens in a block, the unit of work: enough that the exact sincos of its first one costs little
-// beside the complex products of the others, few enough that the table of several heads stays in
-// L2.
+// A block has Angles::step_count tokens, at most these: enough that the exact sincos of its first
+// token costs little beside the complex products of the others, few enough that the table of
+// several heads stays in L2.
 constexpr std::int64_t kBlockTokens = Angles::kMaxSteps;
 static_assert(kBlockTokens <= rowops::kColumnTokens);
 
@@ -66,20 +66,22 @@ struct Kernels {
   std::int64_t vector_bytes;  // alignment that streamed outputs need
   int plain_parts;
 
-  // Writes a region of the output: of tokens with an angle, of tokens of the prefix, and with a
-  // table that has steps, which is there without an activation only. `scratch` has two plain rows
-  // of floats for each of rowops::kSoftmaxRows rows; softmax over the sequence reads `columns`.
+  // Each writes a region of the output: `apply` of tokens with a position, `apply_prefix` of tokens
+  // without, and `apply_stepped`, which is null with an activation, as `apply` with a table that
+  // has steps. `scratch` has two plain rows of floats for each of rowops::kSoftmaxRows rows;
+  // softmax over the sequence reads `columns`.
   using Apply = void (*)(const Problem& problem, const Region& region, const AngleTable& table,
                          float* scratch, const Columns& columns);
   Apply apply, apply_prefix, apply_stepped;
 
-  // Softmax over the sequence: adds a region to columns, of tokens with an angle or of the prefix.
+  // Softmax over the sequence: adds a region of tokens with a position, or without, to columns.
   // `first`: nothing was added before.
   using AddColumns = void (*)(const Problem& problem, const Region& region, const AngleTable& table,
                               const Columns& columns, bool first);
   AddColumns add_columns, add_prefix_columns;
 
-  // Starts columns, merges `from` into `to`, and turns sums into what apply reads; `n` features.
+  // Starts columns of `n` features, merges `from` into `to`, and turns sums into the scales and
+  // means that `apply` reads.
   void (*start_columns)(float* columns, std::int64_t n);
   void (*merge_columns)(float* to, const float* from, std::int64_t n);
   void (*finish_columns)(float* columns, std::int64_t n);
@@ -102,8 +104,8 @@ Choice KernelsOf<Encoding::kCosine, Float16>(TargetIndex target);
 template <>
 Choice KernelsOf<Encoding::kCosine, BFloat16>(TargetIndex target);
 
-// One pass over tensors that were checked. Of `problem` all is given but `stream`, `tokens_inner`
-// and `by_batch`.
+// One pass over checked tensors. `problem` is complete but for `stream`, `tokens_inner` and
+// `by_batch`, which Run sets.
 struct Call {
   Encoding encoding;
   Pass pass;

@@ -1,4 +1,4 @@
-// Checks of lrpe_rotate; what runs is the encoding kRotate.
+// lrpe_rotate: checks, then a call of the encoding kRotate.
 #include "attnops/lrpe_rotate.h"
 
 #include "src/core/checks.h"

@@ -37,31 +37,31 @@ void LrpeTable(const ConstTensorView& theta, const Dims& shape, std::int64_t d,
                const TensorView& table, std::int64_t offset) {
   Check(theta, shape, d, table, offset);
   if (table.size() == 0) return;
-  // All angles as those of one axis, which begins anew at each axis of the grid.
+  // The angles of one line serve every axis of the grid, each from the line's first index on.
   const TargetIndex target = ChosenTarget();
   const positions::Kernels kernels = positions::KernelsOf<float>(target);
   Angles angles = AnglesOf({&theta, nullptr, {table.shape(1)}, offset, theta.shape(1)},
                            theta.shape(1), kernels.chunk);
   const int workers = MaxWorkers();
-  Arrays blocks_of_workers;
+  Arrays tables_of_workers;
   ScratchPlan plan;
-  plan.AddForWorkers(blocks_of_workers, angles.step_count * angles.RowSize());
+  plan.AddForWorkers(tables_of_workers, angles.step_count * angles.RowSize());
   Scratch scratch(AnglesScratch(angles) + plan.Bytes(workers));
   plan.Take(scratch, workers);
   StartAngles(target, DType::kFloat32, theta, scratch, angles);
 
-  std::int64_t begin = 0;  // of the axis in the table
+  std::int64_t begin = 0;  // row of the result where the axis begins
   for (int axis = 0; axis < shape.rank(); ++axis) {
     const std::int64_t n = shape[axis];
-    const std::int64_t blocks = DivideUp(n, angles.step_count);
-    RunTasks(blocks * angles.rows, workers, [&](std::int64_t task, int worker) {
-      const std::int64_t row = task / blocks;
-      const std::int64_t first = task % blocks * angles.step_count;
+    const std::int64_t groups = DivideUp(n, angles.step_count);  // of indices
+    RunTasks(groups * angles.rows, workers, [&](std::int64_t task, int worker) {
+      const std::int64_t row = task / groups;
+      const std::int64_t first = task % groups * angles.step_count;
       const std::int64_t indices = std::min(angles.step_count, n - first);
-      float* block = blocks_of_workers.At(worker);
-      kernels.fill_table(angles, row, row + 1, first, indices, block);
+      float* own_table = tables_of_workers.At(worker);
+      kernels.fill_table(angles, row, row + 1, first, indices, own_table);
       for (std::int64_t i = 0; i < indices; ++i) {
-        const float* cos = block + i * angles.RowSize();
+        const float* cos = own_table + i * angles.RowSize();
         const float* sin = cos + angles.width;
         float* to = static_cast<float*>(table.data()) + row * table.stride(0) +
                     (begin + first + i) * table.stride(1);

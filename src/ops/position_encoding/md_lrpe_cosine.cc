@@ -1,4 +1,4 @@
-// Checks of md_lrpe_cosine; what runs is the encoding kCosine.
+// md_lrpe_cosine: checks, then a call of the encoding kCosine.
 #include "attnops/md_lrpe_cosine.h"
 
 #include "src/core/checks.h"

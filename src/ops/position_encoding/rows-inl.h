@@ -34,19 +34,19 @@ struct Row {
   const T* d_out;
   T* out;
   const float* cos;
-  const float* step;  // from there, if the table has steps
+  const float* step;  // to add to `cos`, if the table has steps
   const float* columns;
 };
 
-// How far a token of all batches is fetched ahead.
+// How many tokens ahead rows are prefetched where a stretch is a token of all batches.
 constexpr std::int64_t kTokensAhead = 4;
 
-// Runs Kernel::Run on all rows of a region, Kernel::kRowSet at a time and the last of a stretch
-// singly. A stretch is rows whose distance is the same: all heads of a token or all tokens of a
-// head, neighbours in memory, followed by the same of the next batch, which shares its angles;
-// meanwhile that batch's rows are fetched. The hardware, which follows a stream within a page,
-// does not do that. Or it is a token of all batches, followed by the next token: as many streams
-// as batches, which the hardware follows at once.
+// Runs Kernel::Run on all rows of a region, Kernel::kRowSet at a time and the last rows of a
+// stretch singly. A stretch is rows at equal distances. It is all heads of a token, or all tokens
+// of a head, whichever are neighbours in memory; the next stretch is the same of the next batch,
+// which has the same angles, and its rows are prefetched meanwhile, since the hardware follows a
+// stream only within a page. Or it is one token of all batches, followed by the next token: the
+// hardware follows as many streams as there are batches at once.
 template <class Kernel, typename T>
 HWY_INLINE void ForEachRowSet(const Problem& problem, const Region& region, const AngleTable& table,
                               float* scratch, const Columns& columns) {
@@ -89,7 +89,7 @@ HWY_INLINE void ForEachRowSet(const Problem& problem, const Region& region, cons
                              : of_stretch(table.step_count * table.RowStride(), 2 * table.width, 0);
   const std::int64_t columns_step =
       columns.data == nullptr ? 0 : of_stretch(columns.size, 0, columns.heads * columns.size);
-  // The first row of the stretch that is fetched meanwhile.
+  // The first row of the stretch that is prefetched meanwhile.
   const auto next_row = [&](std::int64_t o, std::int64_t m,
                             const Row<T>& row) ATTNOPS_INLINE_LAMBDA {
     if (by_batch) {

@@ -14,8 +14,9 @@
 namespace attnops::position_encoding {
 namespace {
 
-// Bound of a worker's table where heads are neighbours in memory: it takes all heads of a token
-// in one stretch. Where tokens are, a head at a time does, and its table stays in L1.
+// Bounds of a worker's table. Where heads are neighbours in memory, the table is for many heads, so
+// that a stretch is all heads of a token. Where tokens are neighbours, a stretch is tokens of one
+// head, and the smaller table stays in L1.
 constexpr std::int64_t kTableBytes = 128 << 10;
 constexpr std::int64_t kHeadTableBytes = 16 << 10;
 // Outputs from this size on bypass the caches: read for ownership and evictions would
@@ -23,25 +24,27 @@ constexpr std::int64_t kHeadTableBytes = 16 << 10;
 constexpr std::int64_t kStreamBytes = 4 << 20;
 // Calls below this size are not worth waking a thread for.
 constexpr std::int64_t kSerialBytes = 64 << 10;
-// Where rows and results come from memory, at least this many streams pay, one of each batch; a
-// task then has so many blocks.
-constexpr std::int64_t kManyBytes = 32 << 20;
-constexpr std::int64_t kStreams = 4;
+// Going through the batches token by token (Problem::by_batch) pays from this size of the output
+// on, which does not fit the caches, and with at least so many batches. A task then has at most
+// kRunBlocks consecutive blocks of a head.
+constexpr std::int64_t kByBatchBytes = 32 << 20;
+constexpr std::int64_t kByBatchStreams = 4;
 constexpr std::int64_t kRunBlocks = 16;
-// Tasks for a worker, so that none waits long for the last: of those that take a part of the
-// batches, and fill a table each for it, and of those with several blocks.
-constexpr std::int64_t kTasks = 8;
-constexpr std::int64_t kRunTasks = 32;
-// Softmax over the sequence cuts it into at most this many pieces, and takes as many columns
-// at once as the statistics of all pieces have room for. A piece has several blocks: its first
-// one is read once more for the maximum, and pieces have to be merged. Forward and backward then
-// take scratch of the same size, and keep it: malloc may hold on to what a larger one replaces.
-constexpr std::int64_t kPieces = 32;
+// Tasks that a worker should have, so that none waits long for the last one: tasks of a share of
+// the batches, each of which costs a table, and tasks of a run of blocks.
+constexpr std::int64_t kWorkerTasks = 8;
+constexpr std::int64_t kWorkerRuns = 32;
+// Softmax over the sequence cuts it into at most kMostPieces pieces of at least kPieceBlocks
+// blocks: the first block of a piece is read once more for the maximum, and pieces have to be
+// merged. It takes as many columns at a time as the statistics of all their pieces have room for in
+// kColumnBytes. Both passes then take scratch of about the same size: were that of the backward
+// larger, malloc might keep the forward's beside it.
+constexpr std::int64_t kMostPieces = 32;
 constexpr std::int64_t kPieceBlocks = 4;
 constexpr std::int64_t kColumnBytes = 7 << 19;
 
-// So many batches at the most make do with the first token's angles and the steps from it, which
-// takes more arithmetic and less memory than a table; it pays where there is no activation.
+// For at most so many batches the angles of a block are not a table but computed in registers, from
+// the first token's and a step: more arithmetic, less memory. It pays without an activation only.
 constexpr std::int64_t kSteppedBatches = 2;
 
 constexpr std::int64_t kFloat = sizeof(float);
@@ -65,7 +68,7 @@ struct Work {
   Angles angles;
   Arrays memory;            // of each worker: a table, and rows for a softmax
   Arrays statistics;        // of softmax over the sequence
-  std::int64_t head_group;  // heads a table is made for at once
+  std::int64_t head_group;  // heads that a table is made for
   int workers;
 
   std::int64_t PrefixBlocks() const { return DivideUp(problem.prefix, angles.step_count); }
@@ -79,10 +82,10 @@ struct Work {
     return angles.step_count * std::min(angles.rows, head_group) * angles.RowSize();
   }
 
-  // Into how many shares `batches` are divided where `places` alone are too few tasks. A share
-  // of fewer than 4 would cost as much for its angles as for its rows.
-  std::int64_t BatchShares(std::int64_t batches, std::int64_t places) const {
-    return std::min(DivideUp(batches, 4), DivideUp(kTasks * workers, places));
+  // Into how many shares `batches` are divided where `undivided` tasks are too few. A share of
+  // fewer than 4 would cost as much for its angles as for its rows.
+  std::int64_t BatchShares(std::int64_t batches, std::int64_t undivided) const {
+    return std::min(DivideUp(batches, 4), DivideUp(kWorkerTasks * workers, undivided));
   }
 
   bool InPrefix(const Region& region) const { return region.token_begin < problem.prefix; }
@@ -91,7 +94,7 @@ struct Work {
            region.batch_end - region.batch_begin <= kSteppedBatches;
   }
 
-  // The angles of a region's tokens, made at `table`; none for those of the prefix.
+  // Fills `table` with the angles of a region's tokens; tokens of the prefix have none.
   AngleTable FillTable(const Region& region, float* table) const {
     const bool shared = angles.rows == 1;
     const std::int64_t begin = shared ? 0 : region.head_begin;
@@ -105,7 +108,7 @@ struct Work {
             angles.step_count};
   }
 
-  // The tokens of a block, for group `group` of the heads from `head_begin` on.
+  // The region of a block, of group `group` of the heads [head_begin, head_end), and of batches.
   Region RegionOf(std::int64_t block, std::int64_t group, std::int64_t head_begin,
                   std::int64_t head_end, std::int64_t batch_begin, std::int64_t batch_end) const {
     const bool prefix = block < PrefixBlocks();
@@ -133,17 +136,17 @@ void RunBlocks(const Work& work) {
   const std::int64_t B = work.problem.B;
   const std::int64_t blocks = work.Blocks(), groups = work.HeadGroups();
   const std::int64_t shares = work.BatchShares(B, blocks * groups);
-  // With streams of all batches a task has some blocks of one head: the hardware follows them for
+  // With by_batch a task has a run of blocks of one head: the hardware follows its streams for
   // longer.
   const bool by_batch = work.problem.by_batch;
-  const std::int64_t most = std::min(kRunBlocks, blocks * groups / (kRunTasks * work.workers));
+  const std::int64_t most = std::min(kRunBlocks, blocks * groups / (kWorkerRuns * work.workers));
   const std::int64_t run = by_batch ? std::max<std::int64_t>(1, most) : 1;
   const std::int64_t runs = DivideUp(blocks, run);
   RunTasks(runs * groups * shares, work.workers, [&](std::int64_t task, int worker) {
     const std::int64_t share = task % shares;
-    const std::int64_t place = task / shares;
-    const std::int64_t group = by_batch ? place / runs : place % groups;
-    const std::int64_t first = (by_batch ? place % runs : place / groups) * run;
+    const std::int64_t undivided = task / shares;
+    const std::int64_t group = by_batch ? undivided / runs : undivided % groups;
+    const std::int64_t first = (by_batch ? undivided % runs : undivided / groups) * run;
     for (std::int64_t block = first; block < std::min(first + run, blocks); ++block) {
       work.Apply(work.RegionOf(block, group, 0, work.problem.H, B * share / shares,
                                B * (share + 1) / shares),
@@ -162,7 +165,7 @@ struct SequencePlan {
 
   SequencePlan(const Work& work, Pass pass) {
     const Problem& problem = work.problem;
-    piece_blocks = std::max(kPieceBlocks, DivideUp(work.Blocks(), kPieces));
+    piece_blocks = std::max(kPieceBlocks, DivideUp(work.Blocks(), kMostPieces));
     pieces = DivideUp(work.Blocks(), piece_blocks);
     column_size = Columns::Rows(pass) * work.PlainRow();
     const std::int64_t fit = kColumnBytes / (pieces * column_size * kFloat);
@@ -189,12 +192,12 @@ void RunColumns(const Work& work, const SequencePlan& plan, Pass pass,
     return Columns{work.statistics.data + piece * piece_size, batch, head, head_end - head,
                    plan.column_size};
   };
-  const std::int64_t places = plan.pieces * groups;
-  const std::int64_t shares = work.BatchShares(batches, places);
+  const std::int64_t undivided = plan.pieces * groups;
+  const std::int64_t shares = work.BatchShares(batches, undivided);
   // Pieces that are done, for each group of heads and share of the batches. The task that does the
   // last one merges them all: a parallel region of its own would cost waking the threads again.
   std::vector<std::atomic<std::int64_t>> done(static_cast<std::size_t>(groups * shares));
-  RunTasks(places * shares, work.workers, [&](std::int64_t task, int worker) {
+  RunTasks(undivided * shares, work.workers, [&](std::int64_t task, int worker) {
     const std::int64_t share = task % shares;
     const std::int64_t group = task / shares % groups;
     const std::int64_t piece = task / shares / groups;
@@ -271,11 +274,11 @@ void Run(Call call) {
       problem.B * problem.N * problem.H * problem.part * out_parts * SizeOf(call.dtype);
   problem.stream = bytes >= kStreamBytes && IsAligned(problem, work.kernels, call.dtype);
   problem.tokens_inner = problem.H == 1 || (problem.N > 1 && problem.out.token < problem.out.head);
-  // It has the most reads under way, and pays where there are more of them than writes. Rows and
-  // results must have different sizes: else a load seems to read, by the last 12 bits of its
-  // address, what the batch before has just stored, and waits.
+  // by_batch has the most reads under way, and pays where there are more reads than writes. Rows of
+  // d_out and dx must have different sizes: else the last 12 bits of a load's address are those of
+  // the previous batch's store, and it waits for that store.
   problem.by_batch = call.encoding == Encoding::kCosine && call.pass == Pass::kBackward &&
-                     problem.tokens_inner && problem.B >= kStreams && bytes >= kManyBytes;
+                     problem.tokens_inner && problem.B >= kByBatchStreams && bytes >= kByBatchBytes;
   work.problem = problem;
   work.workers = bytes < kSerialBytes ? 1 : MaxWorkers();
 

@@ -1,4 +1,4 @@
-// Rows of the tensors and matrices, what all tokens of a batch share, and blocks of tokens.
+// Rows of tensors and matrices, preparing aq, bq and q of a batch, and blocks of tokens.
 
 #if defined(ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_BLOCK_INL_H_
@@ -23,7 +23,7 @@ namespace HWY_NAMESPACE {
 
 using namespace attnops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
 
-// Row `row` of a batch: a token of a cache, a rank of bq.
+// Row `row` of a batch: a token of a cache, or a rank of bq.
 template <typename T>
 HWY_INLINE const T* RowOf(const Input& tensor, std::int64_t batch, std::int64_t row) {
   return RowAt<T>(tensor, batch, 0, row);
@@ -32,8 +32,8 @@ HWY_INLINE float* RowOf(const Panels& matrix, std::int64_t chunk, std::int64_t r
   return matrix.data + chunk * matrix.panel + row * static_cast<std::int64_t>(ChunkSize());
 }
 
-// f(first, count) for the places of `heads` heads in T's storage order: whole chunks, then the
-// beginning of each vector of the last.
+// Calls f(first, count) for the places of `heads` heads in T's storage order: whole chunks, then
+// the beginning of each vector of the last chunk.
 template <typename T, class F>
 HWY_INLINE void ForEachPlaces(std::int64_t heads, const F& f) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
@@ -45,7 +45,7 @@ HWY_INLINE void ForEachPlaces(std::int64_t heads, const F& f) {
   if (n > lower) f(whole + chunk / 2, n - lower);
 }
 
-// Rows of a matrix from `first` on, and columns from `first` on within their panel.
+// The rows of a matrix from `first` on, and the columns from `first` on within its panel.
 HWY_INLINE Panels RowsFrom(const Panels& matrix, std::int64_t first) {
   return {RowOf(matrix, 0, first), matrix.panel};
 }
@@ -92,7 +92,7 @@ struct Block {
   Range heads, tokens;
   const Workspace& work;
 
-  // Elements of ak or av of a token's heads, chunk c of them.
+  // Chunk c of a token's heads in ak or av.
   HWY_INLINE Chunk LoadFactors(const Input& tensor, std::int64_t token, std::int64_t c) const {
     const auto chunk = static_cast<std::int64_t>(ChunkSize());
     const std::int64_t first = c * chunk;

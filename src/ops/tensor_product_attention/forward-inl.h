@@ -1,4 +1,4 @@
-// The softmax of a range of tokens, not divided by its sum.
+// The weighted values of a range of tokens, not yet divided by the softmax's sum.
 
 #if defined(ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_FORWARD_INL_H_
@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops::tensor_product_attention {
 namespace HWY_NAMESPACE {
 
-// From the scores of chunk c of the heads to weights p·av, which take their place. Returns Σp.
+// Turns the scores of chunk c of the heads into weights p·av, p = exp(s−max). Returns Σp.
 template <typename T>
 HWY_INLINE Chunk Weigh(const Block<T>& block, std::int64_t c, const Chunk& max) {
   constexpr Accuracy kAccuracy = AccuracyFor<T>();
@@ -64,7 +64,7 @@ struct AddValues {
   }
 };
 
-// Adds weights·bv.
+// Adds weightsᵀ·bv to `out`.
 template <typename T>
 HWY_INLINE void MultiplyValues(const Block<T>& block, bool before, const Panels& out,
                                Prefetcher& prefetcher) {
@@ -80,7 +80,7 @@ HWY_INLINE void MultiplyValues(const Block<T>& block, bool before, const Panels&
   });
 }
 
-// What the block from token `first` on, if there is one, will read.
+// Prefetches what the block from token `first` on reads, if there is one.
 template <typename T>
 HWY_INLINE void PrefetchBlock(const Problem& problem, std::int64_t batch, Range heads,
                               std::int64_t first, Prefetcher& prefetcher) {
@@ -124,17 +124,17 @@ void Attend(const Problem& problem, std::int64_t batch, Range heads, Range token
       const Chunk old_max = LoadChunk(max);
       Chunk new_max = problem.through_rank ? ScoresThroughRank(block, c, old_max)
                                            : ScoresOfQueries(block, c, old_max);
-      Chunk weight = Weigh(block, c, new_max);
-      // A NaN among the scores is one in their sum.
-      if (problem.through_rank && HWY_UNLIKELY(!AllAtMost(weight, weight))) {
+      Chunk block_sum = Weigh(block, c, new_max);
+      // A NaN among the scores makes their sum NaN. The weights have overwritten the scores.
+      if (problem.through_rank && HWY_UNLIKELY(!AllAtMost(block_sum, block_sum))) {
         ScoresThroughRank(block, c, old_max);
         new_max = ScoresWithoutRank(block, c, old_max);
-        weight = Weigh(block, c, new_max);
+        block_sum = Weigh(block, c, new_max);
       }
       const Chunk factor = ExpDifference<Accuracy::kFloat32>(old_max, new_max);
       StoreChunk(factor, work.factor + c * chunk);
       StoreChunk(new_max, max);
-      StoreChunk(MulAdd(LoadChunk(sum), factor, weight), sum);
+      StoreChunk(MulAdd(LoadChunk(sum), factor, block_sum), sum);
     }
 
     MultiplyValues(block, first != tokens.begin, to.out, prefetcher);

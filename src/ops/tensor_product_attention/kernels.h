@@ -1,4 +1,4 @@
-// What the schedule of tpa_decode asks of its kernels.
+// tpa_decode on blocks of tokens: what its schedule and its kernels agree on.
 #ifndef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_KERNELS_H_
 #define ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_KERNELS_H_
 
@@ -13,11 +13,11 @@
 namespace attnops::tensor_product_attention {
 
 // Tokens whose scores and weights are computed at a time. Their weights and a tile's columns of bv
-// stay in half of L1, and the sums of p·V in registers for so many steps. A multiple of a chunk of
-// any target.
+// stay in half of L1, and sums over tokens stay in registers for a whole block. A multiple of a
+// chunk of any target.
 constexpr std::int64_t kBlockTokens = 64;
-// Features of bk that are transposed at a time, for the same reason.
-constexpr std::int64_t kFeatures = 64;
+// Features of bk that are transposed at a time: they too stay in half of L1.
+constexpr std::int64_t kTransposedFeatures = 64;
 
 struct Problem {
   std::int64_t B, M, H, R, D, E;
@@ -30,19 +30,20 @@ struct Problem {
   bool through_rank;
 };
 
-// A worker's matrices: float32, columns of bq, q and bv, and heads, in the type's storage order.
+// A worker's matrices, float32. Heads and the columns of bq, q and bv are in the type's storage
+// order.
 struct Workspace {
   Panels aq;      // (R, heads), scaled, or (heads, R) if not through the rank
   Panels bq;      // (R, D)
   Panels q;       // (heads, D), if not through the rank
   Panels t;       // (R or heads, block): bq·bkᵀ or q·bkᵀ
   Panels s;       // (block, heads): scores, then weights
-  Panels right;   // (features of bk, tokens) or (block, columns of bv), as many as a tile has
-  float* factor;  // of each head: what the sums before a block are multiplied by
+  Panels right;   // (features of bk, tokens) or (block, columns of bv), tile_columns of them
+  float* factor;  // of each head: multiplies the sums of the blocks before
 };
 
-// The softmax of some tokens, not divided by its sum: for each head, in storage order, the maximum
-// m of the scores, Σ exp(s−m), and Σ exp(s−m)·av·bv.
+// The result of some tokens, not divided by the softmax's sum: for each head, in storage order, the
+// maximum m of the scores, Σ exp(s−m), and Σ exp(s−m)·av·bv.
 struct Partial {
   float* max;
   float* sum;
@@ -51,28 +52,29 @@ struct Partial {
 
 struct Kernels {
   std::int64_t chunk;         // elements of two vectors
-  std::int64_t tile_columns;  // columns of bv, or tokens of bk, that a tile has
+  std::int64_t tile_columns;  // columns of a register tile
 
-  // Converts what all tokens of a batch share, for these heads.
+  // Converts aq and bq, or computes q, of a batch for these heads.
   void (*prepare)(const Problem& problem, std::int64_t batch, Range heads, const Workspace& work);
-  // The softmax of these tokens.
+  // Sets `to` to the partial result of these tokens.
   void (*attend)(const Problem& problem, std::int64_t batch, Range heads, Range tokens,
                  const Workspace& work, const Partial& to);
-  // Rows are places of heads in storage order, of which some may be without one.
+  // Below, `rows` are places of heads in storage order. The last chunk may have places without a
+  // head.
 
-  // Adds the heads `rows`, of `heads`, of one set of tokens to those of another.
+  // Merges the partial result `from` of other tokens into `to`; both have `heads` heads.
   void (*merge)(const Problem& problem, std::int64_t heads, Range rows, const Partial& from,
                 const Partial& to);
-  // Sets the heads `rows` of one partial result to those of another.
+  // Copies the partial result `from` to `to`.
   void (*copy)(const Problem& problem, Range rows, const Partial& from, const Partial& to);
-  // Writes those of `heads`, which the partial result is of, that have places `rows` to the output.
+  // Divides the partial result `from` of `heads` by its sums and writes it to the output.
   void (*finish)(const Problem& problem, std::int64_t batch, Range heads, Range rows,
                  const Partial& from);
 };
 
 ATTNOPS_DECLARE_KERNELS_OF_TYPES(Kernels);
 
-// One step over tensors that were checked and are not empty.
+// One decoding step over checked tensors; out and M are not empty.
 void Run(const Problem& problem, DType dtype, TpaSplit split);
 
 }  // namespace attnops::tensor_product_attention

@@ -1,4 +1,4 @@
-// Merging the softmax of two ranges of tokens, and the result.
+// Merging the partial results of two ranges of tokens, and writing the final one.
 
 #if defined(ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_MERGE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_MERGE_INL_H_

@@ -10,9 +10,9 @@
 namespace attnops::tensor_product_attention {
 namespace {
 
-// A piece of the sequence has at least so many tokens, since what all tokens share may be
-// converted anew for each, twice as many where there are enough pieces even so, and more where
-// there would be too many: 32 are enough for any sensible number of threads.
+// A piece of the sequence has at least kPieceTokens tokens, since aq and bq may be converted anew
+// for each piece. It has up to twice as many where that still gives kEnoughPieces pieces, and more
+// only where there would be more than kMostPieces, enough for any sensible number of threads.
 constexpr std::int64_t kPieceTokens = 256;
 constexpr std::int64_t kEnoughPieces = 8;
 constexpr std::int64_t kMostPieces = 32;
@@ -67,10 +67,10 @@ class Call {
     return RoundUp(DivideUp(problem_.H, groups), kTaskHeads);
   }
 
-  // The split whose busiest thread has the least to do, in multiply-adds, or what takes as long.
-  // What groups of heads share is done again in each: a product through the rank, and the
+  // The split whose busiest thread has the least to do, in multiply-adds or their equivalent. Each
+  // group of heads repeats the work that heads share: the product through the rank, and the
   // conversion of bk and bv. Scores and weights are computed for whole chunks of heads. Pieces cost
-  // a part more, for merging, and more than one task costs waking a thread.
+  // kMerging times as much, and more than one task costs waking a thread.
   TpaSplit Choose() const {
     constexpr double kConvertKey = 6, kConvertValue = 2, kExp = 16, kMerging = 1.06;
     const auto number = [](std::int64_t n) { return static_cast<double>(n); };
@@ -95,7 +95,7 @@ class Call {
     return bn <= bh ? TpaSplit::kBN : TpaSplit::kBH;
   }
 
-  // Of heads in storage order.
+  // Places of heads in storage order: whole chunks.
   std::int64_t Places(std::int64_t heads) const { return RoundUp(heads, kernels_.chunk); }
 
   Range PieceAt(std::int64_t i) const {
@@ -109,7 +109,7 @@ class Call {
 
     Panels At(std::int64_t i) const { return {arrays.At(i), panel}; }
   };
-  // What a worker has for `heads` heads.
+  // The memory of each worker.
   struct Workspaces {
     Matrices aq, bq, q, t, s, right;
     Arrays factor;
@@ -139,7 +139,8 @@ class Call {
     PlanMatrix(plan, work.q, places, through_rank ? 0 : D);
     PlanMatrix(plan, work.t, through_rank ? R : places, kBlockTokens);
     PlanMatrix(plan, work.s, kBlockTokens, places);
-    PlanMatrix(plan, work.right, std::max(kBlockTokens, kFeatures), kernels_.tile_columns);
+    PlanMatrix(plan, work.right, std::max(kBlockTokens, kTransposedFeatures),
+               kernels_.tile_columns);
     plan.AddForWorkers(work.factor, places);
   }
   std::int64_t PartialSize(std::int64_t heads) const {
@@ -192,7 +193,8 @@ class Call {
     });
   }
 
-  // A task is a piece of a batch. As many as their results have room are computed, then merged.
+  // A task is a piece of a batch. A wave of as many pieces as kPartialBytes has room for is
+  // computed, then merged.
   void ByPieces() const {
     const std::int64_t all = problem_.B * pieces_;
     const std::int64_t partial_bytes =
@@ -202,7 +204,7 @@ class Call {
     const std::int64_t wave = std::min(all, fit);
     const int workers = static_cast<int>(std::min<std::int64_t>(workers_, wave));
     Workspaces works;
-    Partials partials;  // of the wave, and the sum of a batch that goes on in it
+    Partials partials;  // of the wave's pieces, and the sum of a batch that goes on in the next
     ScratchPlan plan;
     PlanWorkspaces(plan, works, problem_.H);
     PlanPartials(plan, partials, problem_.H, wave + 1);
@@ -222,9 +224,9 @@ class Call {
     }
   }
 
-  // Merges the results of pieces [begin, end), counted over all batches, head by head; the partial
-  // result at `last` is the sum of a batch that began in an earlier wave, and becomes that of one
-  // that goes on in the next.
+  // Merges the results of the pieces `wave`, counted over all batches, head by head. The partial
+  // result at `last` is the sum of a batch that began in an earlier wave, and becomes the sum of
+  // one that goes on in the next.
   void MergeWave(Range wave, const Partials& partials, std::int64_t last) const {
     const std::int64_t groups = DivideUp(Places(problem_.H), kTaskHeads);
     const std::int64_t first_batch = wave.begin / pieces_;
@@ -252,7 +254,7 @@ class Call {
 
   Problem problem_;
   Kernels kernels_;
-  std::int64_t piece_, pieces_;  // tokens of a piece, but the last, and how many there are
+  std::int64_t piece_, pieces_;  // tokens of each piece but the last, and how many pieces there are
   int workers_ = 1;
 };
 

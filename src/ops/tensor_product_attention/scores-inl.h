@@ -29,8 +29,8 @@ constexpr int kTokenRows = 8;
 constexpr int kTokenRows = std::min<int>(4, kMaxChunk);
 #endif
 
-// t = bq·bkᵀ or q·bkᵀ, as many tokens as a tile has and some features at a time: transposed, they
-// are still in L1 when they are used.
+// t = bq·bkᵀ or q·bkᵀ, as many tokens as a tile has columns and some features at a time: these are
+// still in L1, transposed, when they are multiplied.
 template <typename T>
 HWY_INLINE void MultiplyKeys(const Block<T>& block, Prefetcher& prefetcher) {
   // Not a structured binding, which clang before 16 does not capture.
@@ -38,12 +38,12 @@ HWY_INLINE void MultiplyKeys(const Block<T>& block, Prefetcher& prefetcher) {
   const Workspace& work = block.work;
   const std::int64_t& batch = block.batch;
   const Range &heads = block.heads, &tokens = block.tokens;
-  constexpr std::int64_t kTokens = kTileChunks * kMaxChunk;
-  for (std::int64_t first = 0; first < tokens.size(); first += kTokens) {
-    const std::int64_t count = std::min(kTokens, tokens.size() - first);
+  constexpr std::int64_t kTileTokens = kTileChunks * kMaxChunk;
+  for (std::int64_t first = 0; first < tokens.size(); first += kTileTokens) {
+    const std::int64_t count = std::min(kTileTokens, tokens.size() - first);
     const Panels t{RowOf(work.t, ChunksOf(first), 0), work.t.panel};
-    for (std::int64_t feature = 0; feature < problem.D; feature += kFeatures) {
-      const std::int64_t features = std::min(kFeatures, problem.D - feature);
+    for (std::int64_t feature = 0; feature < problem.D; feature += kTransposedFeatures) {
+      const std::int64_t features = std::min(kTransposedFeatures, problem.D - feature);
       LoadTransposed(RowOf<T>(problem.bk, batch, tokens.begin + first) + feature, problem.bk.token,
                      count, features, work.right);
       const auto multiply = [&](const Panels& left, const Panels& to, std::int64_t rows) HWY_ATTR {
@@ -61,7 +61,8 @@ HWY_INLINE void MultiplyKeys(const Block<T>& block, Prefetcher& prefetcher) {
   }
 }
 
-// s = tᵀ·aqᵀ for chunk c of the heads, times ak. Returns the largest, or `max`.
+// s = tᵀ·aqᵀ, times ak, for chunk c of the heads. Returns the larger of `max` and the largest
+// score.
 template <typename T>
 HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk max) {
   const Problem& problem = block.problem;
@@ -81,15 +82,15 @@ HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk 
       const Chunk scores = Mul(Chunk{{sums.v[2 * r], sums.v[2 * r + 1]}},
                                block.LoadFactors(problem.ak, first + r, c));
       StoreChunk(scores, RowOf(work.s, c, first + r));
-      max = Max(scores, max);  // not a NaN
+      max = Max(scores, max);  // max is never a NaN
     });
   }
   return max;
 }
 
 // Scores through the rank may be NaN where (aq·bq)·bkᵀ is not: an infinity in bk makes infinities
-// of different signs in t, whose sum is NaN, where q·bk is infinite. Computes the NaNs of chunk c
-// in that order, and returns the largest score, or `max`.
+// of different signs in t, whose sum is NaN, where q·bk is infinite. Computes the scores of chunk c
+// that are NaN in that order. Returns the larger of `max` and the largest score.
 template <typename T>
 HWY_NOINLINE Chunk ScoresWithoutRank(const Block<T>& block, std::int64_t c, Chunk max) {
   const Problem& problem = block.problem;
@@ -130,7 +131,8 @@ HWY_NOINLINE Chunk ScoresWithoutRank(const Block<T>& block, std::int64_t c, Chun
   return max;
 }
 
-// The same from t = q·bkᵀ.
+// s from t = q·bkᵀ: transposed, times ak, for chunk c of the heads. Returns the larger of `max` and
+// the largest score.
 template <typename T>
 HWY_INLINE Chunk ScoresOfQueries(const Block<T>& block, std::int64_t c, Chunk max) {
   const auto& [problem, batch, heads, tokens, work] = block;

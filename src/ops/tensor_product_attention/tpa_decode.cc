@@ -57,8 +57,8 @@ void CheckOut(const TensorView& out, const ConstTensorView& aq, const ConstTenso
   CheckOutput(kOp, "out", out);
 }
 
-// A tensor with the strides of its heads and tokens. The rows of an empty one, which needs no data
-// pointer, are all at one address that exists.
+// A tensor with the strides of its heads and tokens. An empty tensor needs no data pointer: all its
+// rows are at one address that exists.
 Input InputOf(const ConstTensorView& view, std::int64_t head, std::int64_t token) {
   static constexpr float kNothing = 0;
   if (view.size() == 0) return {&kNothing, 0, 0, 0};
