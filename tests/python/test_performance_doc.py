@@ -207,8 +207,6 @@ def test_what_is_missing_leaves_gaps_and_not_failures(script, tmp_path):
         data["rows"][third]["limit"] = None
     empty = next(iter(tables.values()))
     tables["lrpe_rotate-speed-fwd-without-rows"] = {**empty, "rows": {}}
-    no_own = {k: role for k, role in empty["columns"].items() if role != "attnops"}
-    tables["lrpe_rotate-speed-fwd-without-attnops"] = {**empty, "columns": no_own}
     run.tables = tables
     del run.environment["limits"], run.environment["torch"]
     run.save()
