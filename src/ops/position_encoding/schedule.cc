@@ -178,9 +178,10 @@ struct SequencePlan {
 };
 
 // Softmax over the sequence for the columns of a group of batches and heads: sums of each piece
-// of the sequence, pieces merged in their order, output.
+// of the sequence, pieces merged in their order, output. `done` counts the pieces that are done,
+// for each group of heads and share of the batches.
 void RunColumns(const Work& work, const SequencePlan& plan, Pass pass,
-                const Region& group_of_columns) {
+                const Region& group_of_columns, std::vector<std::atomic<std::int64_t>>& done) {
   const Kernels& kernels = work.kernels;
   const std::int64_t batch = group_of_columns.batch_begin;
   const std::int64_t batches = group_of_columns.batch_end - batch;
@@ -194,9 +195,7 @@ void RunColumns(const Work& work, const SequencePlan& plan, Pass pass,
   };
   const std::int64_t undivided = plan.pieces * groups;
   const std::int64_t shares = work.BatchShares(batches, undivided);
-  // Pieces that are done, for each group of heads and share of the batches. The task that does the
-  // last one merges them all: a parallel region of its own would cost waking the threads again.
-  std::vector<std::atomic<std::int64_t>> done(static_cast<std::size_t>(groups * shares));
+  for (auto& pieces : done) pieces = 0;
   RunTasks(undivided * shares, work.workers, [&](std::int64_t task, int worker) {
     const std::int64_t share = task % shares;
     const std::int64_t group = task / shares % groups;
@@ -224,6 +223,8 @@ void RunColumns(const Work& work, const SequencePlan& plan, Pass pass,
       const auto add = work.InPrefix(region) ? kernels.add_prefix_columns : kernels.add_columns;
       add(work.problem, region, table, columns, block == first);
     }
+    // The task that does the last piece merges them all: a parallel region of its own would cost
+    // waking the threads again.
     auto& pieces_done = done[static_cast<std::size_t>(task % (groups * shares))];
     if (pieces_done.fetch_add(1, std::memory_order_acq_rel) + 1 < plan.pieces) return;
     for_each_column([&](std::int64_t b, std::int64_t h) {
@@ -242,11 +243,14 @@ void RunColumns(const Work& work, const SequencePlan& plan, Pass pass,
 
 void RunSequence(const Work& work, const SequencePlan& plan, Pass pass) {
   const Problem& problem = work.problem;
+  const std::int64_t groups = DivideUp(plan.heads, work.head_group);
+  std::vector<std::atomic<std::int64_t>> done(
+      static_cast<std::size_t>(groups * work.BatchShares(plan.batches, 1)));
   for (std::int64_t b = 0; b < problem.B; b += plan.batches) {
     for (std::int64_t h = 0; h < problem.H; h += plan.heads) {
       const Region group{b, std::min(problem.B, b + plan.batches), 0, problem.N,
                          h, std::min(problem.H, h + plan.heads)};
-      RunColumns(work, plan, pass, group);
+      RunColumns(work, plan, pass, group, done);
     }
   }
 }
