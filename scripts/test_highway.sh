@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the library against the Highway of other Debian releases and runs the C++ tests.
 #   test_highway.sh RELEASE...
-# What a release needs is unpacked into build/debs/RELEASE. Its libhwy may need a newer C library than
-# the system's, so that comes with it and the tests run under its loader.
+# What a release needs is unpacked into build/debs/RELEASE. Its libhwy may need newer C and C++
+# libraries than the system's, so these come with it and the tests run under its loader.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 architecture=$(dpkg --print-architecture 2>/dev/null) || {
@@ -36,7 +36,7 @@ report=()
 for release in "$@"; do
   folder=$PWD/build/debs/$release
   if ! scripts/unpack_debs.sh "$folder" "$release" "$architecture" libhwy-dev 'libhwy1|libhwy1t64' \
-    libc6; then
+    libc6 libgcc-s1 libstdc++6; then
     report+=("$release: could not be had")
     continue
   fi
