@@ -239,18 +239,17 @@ HWY_INLINE void FillLineRow(const Angles& angles, std::int64_t row, std::int64_t
 }
 
 // Stores a chunk of pairs (cos, sin) in natural order as a chunk of cos and one of sin in T's
-// storage order.
+// storage order. A NaN among them makes one of `nan`.
 template <typename T>
-HWY_INLINE void StorePairsAsTable(const float* pairs, float* cos, std::int64_t width) {
+HWY_INLINE void StorePairsAsTable(const float* pairs, float* cos, std::int64_t width, VF& nan) {
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   VF c[2], s[2];
   hn::LoadInterleaved2(d, pairs, c[0], s[0]);
   hn::LoadInterleaved2(d, pairs + 2 * lanes, c[1], s[1]);
   if constexpr (std::is_same_v<T, BFloat16>) {
-    // A NaN's payload may lie in the half that rounding drops: see Payload::kUpper.
-    const VF nan = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
-    for (VF* v : {&c[0], &c[1], &s[0], &s[1]}) *v = hn::IfThenElse(hn::IsNaN(*v), nan, *v);
+    nan = hn::MulAdd(c[0], c[1], nan);
+    nan = hn::MulAdd(s[0], s[1], nan);
   }
 #if !ATTNOPS_ONE_LANE
   if constexpr (IsInterleaved<T>::kValue) {
@@ -263,6 +262,17 @@ HWY_INLINE void StorePairsAsTable(const float* pairs, float* cos, std::int64_t w
 #endif
   StoreSinCos({s[0], c[0]}, cos, width);
   StoreSinCos({s[1], c[1]}, cos + lanes, width);
+}
+
+// Makes every NaN of a row the one without a payload in its lower half, which rounding to bfloat16
+// would drop: see Payload::kUpper.
+HWY_NOINLINE inline void ReplaceNans(float* row, std::int64_t size) {
+  const DF d;
+  const VF nan = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
+  for (std::int64_t j = 0; j < size; j += static_cast<std::int64_t>(hn::Lanes(d))) {
+    const VF v = hn::Load(d, row + j);
+    hn::Store(hn::IfThenElse(hn::IsNaN(v), nan, v), d, row + j);
+  }
 }
 
 // Fills one token's row from the caller's table.
@@ -278,11 +288,12 @@ HWY_INLINE void FillRowFromTable(const Angles& angles, std::int64_t row, std::in
         angles.table + row * angles.table_row + (begin + index.at[axis]) * angles.table_index;
     begin += angles.shape[axis];
   }
+  VF nan = hn::Zero(DF());
   for (std::int64_t j = 0; j < angles.width; j += chunk) {
     const ChunkAxes axes(angles, j);
     if (axes.first == axes.last && j + chunk <= angles.count) {
       StorePairsAsTable<T>(axis_rows[axes.first] + 2 * (j - axes.first * angles.per_axis), to + j,
-                           angles.width);
+                           angles.width, nan);
       continue;
     }
     float pairs[2 * kMaxChunk] = {};
@@ -292,8 +303,9 @@ HWY_INLINE void FillRowFromTable(const Angles& angles, std::int64_t row, std::in
       std::memcpy(pairs + 2 * (from - j), axis_rows[axis] + 2 * (from - axis * angles.per_axis),
                   static_cast<std::size_t>(2 * (end - from)) * sizeof(float));
     }
-    StorePairsAsTable<T>(pairs, to + j, angles.width);
+    StorePairsAsTable<T>(pairs, to + j, angles.width, nan);
   }
+  if (HWY_UNLIKELY(!hn::AllFalse(DF(), hn::IsNaN(nan)))) ReplaceNans(to, angles.RowSize());
 }
 
 // Fills the table of the tokens [first, first + tokens), counted from the grid's first token and at

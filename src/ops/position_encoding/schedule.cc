@@ -301,8 +301,10 @@ void Run(Call call) {
   arrays.AddForWorkers(work.memory, work.WorkerScratch());
   if (sequence) arrays.Add(work.statistics, plan.StatisticsSize(), 1);
   Scratch scratch(AnglesScratch(angles) + arrays.Bytes(work.workers));
-  arrays.Take(scratch, work.workers);
+  // Angles come first, so that the workers' tables do not begin where tensors in huge pages do:
+  // loads of the one would wait for stores to the other at the same last 12 bits of an address.
   if (!angles.from_table) StartAngles(target, call.dtype, *call.angles.theta, scratch, angles);
+  arrays.Take(scratch, work.workers);
   if (sequence) {
     RunSequence(work, plan, call.pass);
   } else {
