@@ -268,7 +268,8 @@ Kernels KernelsFor(const Call& call, TargetIndex target) {
 
 void Run(Call call) {
   Problem& problem = call.problem;
-  if (problem.B * problem.N * problem.H * problem.part == 0) return;
+  // Sizes of empty tensors may be such that their product overflows.
+  if (problem.B == 0 || problem.N == 0 || problem.H == 0 || problem.part == 0) return;
   Work work;
   const TargetIndex target = ChosenTarget();
   work.kernels = KernelsFor(call, target);
