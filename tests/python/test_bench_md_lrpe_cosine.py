@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import attnops
-
 from attnops_bench import cli, measure, worker
 from attnops_bench.operators.md_lrpe_cosine import OPERATOR
 from attnops_bench.tables import Case, all_tables
