@@ -10,7 +10,6 @@ namespace attnops {
 namespace {
 
 TEST(AssertDeathTest, AFalseConditionEndsTheProgramAndIsNamed) {
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const int size = 3;
   ATTNOPS_DASSERT(size == 3);
   EXPECT_DEATH(ATTNOPS_DASSERT(size == 4), "assert_test.cc:[0-9]+: assertion failed: size == 4");
