@@ -27,5 +27,6 @@ attnops_kernels(ATTNOPS_KERNELS ops/linear_attention linear_attention Kernels ${
 attnops_kernels(ATTNOPS_KERNELS ops/position_encoding position_encoding Choice ${encodings})
 attnops_kernels(ATTNOPS_KERNELS ops/tensor_product_attention tensor_product_attention Kernels
                 ${ATTNOPS_TYPES})
+attnops_kernels(ATTNOPS_KERNELS gemm gemm Kernels BFloat16)
 attnops_kernels(ATTNOPS_KERNELS positions positions Kernels ${ATTNOPS_TYPES})
 attnops_kernels(ATTNOPS_KERNELS rowops rowops Kernels ${ATTNOPS_TYPES})

@@ -33,10 +33,10 @@ The time of the best PyTorch form over that of attnops: above 1 attnops is faste
 counts: eager and compiled, in the tensors' type and upcast to float32, each with malloc told to
 keep memory; where the CPU multiplies bfloat16, those that do so too. All are from one run, over
 the tables and sizes of docs/performance.md; means are geometric. The limit is the time that the
-machine's copy bandwidth or its float32 multiply-adds allow. Memory, where it was measured, is that
+machine's copy bandwidth or its multiply-adds allow. Memory, where it was measured, is that
 of the leanest PyTorch form over that of attnops, inputs included. The last column is the first,
 fused against PyTorch, in the published figures of a GPU."""
-TEXT_COLUMNS = ("operator", "pass", "case", "best peer")
+TEXT_COLUMNS = ("operator", "pass", "case", "best peer", "precision")
 # Quartiles farther apart than this part of the median make a time uncertain.
 WIDE_QUARTILES = 0.25
 # What of a cell is kept: the figures, and why there are none.
@@ -100,6 +100,8 @@ def smaller(data: view.Data) -> view.Data:
             for column, modes in row["cells"].items()
         }
         limit = row["limit"] and {"value": rounded(row["limit"]["value"])}
+        if found := view.precision(data, n):
+            limit["precision"] = found
         rows[n] = {"cells": cells, "limit": limit}
     return {**data, "rows": rows}
 
@@ -153,6 +155,8 @@ class Machine:
         if "limits" in e:  # a run of memory tables alone has none
             parts.append(f"copy bandwidth {e['limits']['bandwidth'] / 1e9:.1f} GB/s")
             parts.append(f"FMA peak {e['limits']['fma'] / 1e9:.0f} GFLOP/s")
+            if e["limits"].get("bf16"):
+                parts.append(f"bfloat16 peak {e['limits']['bf16'] / 1e9:.0f} GFLOP/s")
         if "torch" in e:
             parts.append(f"PyTorch {e['torch']}")
         return ", ".join([*parts, e["date"][:10], f"commit {e['commit'][:12]}"])
@@ -199,6 +203,8 @@ def speed_cells(data: view.Data, n: int) -> dict[str, str]:
         "ratio": times(view.faster(data, n)),
         "share of the limit": percent(view.share(data, n)),
     }
+    if precision := view.precision(data, n):
+        found["precision"] = precision
     for column, role in data["columns"].items():
         if role != "peer" and column != own:
             found[f"{column} / attnops"] = times(view.value(data, n, column) / ours)

@@ -9,6 +9,7 @@
 #include "attnops/machine.h"         // IWYU pragma: export
 #include "attnops/md_lrpe_cosine.h"  // IWYU pragma: export
 #include "attnops/parallel.h"        // IWYU pragma: export
+#include "attnops/precision.h"       // IWYU pragma: export
 #include "attnops/target.h"          // IWYU pragma: export
 #include "attnops/tpa_decode.h"      // IWYU pragma: export
 #include "attnops/types.h"           // IWYU pragma: export

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "attnops/precision.h"
 #include "attnops/view.h"
 
 namespace attnops {
@@ -12,12 +13,14 @@ namespace attnops {
 struct FlaoOptions {
   std::optional<TensorView> kv;   // (B,H,D,E), float32
   std::optional<TensorView> qkv;  // (B,H,N,E), of q's type, but float32 if that is float16
+  std::optional<Precision> precision = {};  // GetPrecision() if not given
 };
 
 // The tensors that the forward kept. The backward computes the missing ones anew.
 struct FlaoKept {
   std::optional<ConstTensorView> kv;
   std::optional<ConstTensorView> qkv;
+  std::optional<Precision> precision = {};  // GetPrecision() if not given
 };
 
 //   KV = Kᵀ·V    QKV = Q·KV    out = G ⊙ QKV

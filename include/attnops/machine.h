@@ -1,5 +1,5 @@
 // The limits of this machine, for judging how close an operator comes to them.
-// Both functions use the library's parallel-for and take about `seconds`.
+// All functions use the library's parallel-for and take about `seconds`.
 #ifndef ATTNOPS_MACHINE_H_
 #define ATTNOPS_MACHINE_H_
 
@@ -12,6 +12,10 @@ double MeasureCopyBandwidth(double seconds);
 // float32 operations in a second (a fused multiply-add is two), on the widest
 // target that the CPU has, whatever target is forced.
 double MeasureFmaPeak(double seconds);
+
+// The same of bfloat16 operations that are summed in float32 (a multiplication and an addition are
+// two), whatever target is forced; 0 if the CPU has no instructions for them.
+double MeasureBf16Peak(double seconds);
 
 }  // namespace attnops
 

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "attnops/precision.h"
 #include "attnops/view.h"
 
 namespace attnops {
@@ -18,6 +19,7 @@ struct TpaDecodeOptions {
   double scale_k = 1;
   double scale_v = 1;
   TpaSplit split = TpaSplit::kAuto;
+  std::optional<Precision> precision = {};  // GetPrecision() if not given
 };
 
 //   q[h]   = scale_q · Σ_r aq[h,r]·bq[r]

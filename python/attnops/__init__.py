@@ -10,8 +10,11 @@ from attnops.lrpe_rotate import lrpe_rotate
 from attnops.md_lrpe_cosine import lrpe_table, md_lrpe_cosine
 from attnops.runtime import (
     compiled_targets,
+    effective_precision,
     empty_cache,
+    get_precision,
     get_target,
+    set_precision,
     set_target,
     supported_targets,
 )
@@ -21,14 +24,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "compiled_targets",
+    "effective_precision",
     "empty_cache",
     "flao",
     "flao_fal",
+    "get_precision",
     "get_target",
     "lrpe_rotate",
     "lrpe_table",
     "machine",
     "md_lrpe_cosine",
+    "set_precision",
     "set_target",
     "supported_targets",
     "tpa_decode",

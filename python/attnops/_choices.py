@@ -7,6 +7,7 @@ schema would be copied at every call, and torch 2.13's stable header never frees
 ACTIVATIONS = ("none", "relu", "sigmoid", "silu", "softmax")  # Activation::Kind
 LRPES = ("none", "cosine", "rotate")  # Lrpe
 SPLITS = ("auto", "b", "bh", "bn")  # TpaSplit
+PRECISIONS = ("auto", "highest", "high", "medium")  # Precision
 KEEPS = ("none", "kv", "kv_qkv")  # Keep of python/csrc
 
 NONE = 0  # of activations, encodings and what is kept
@@ -22,6 +23,16 @@ def number(op: str, argument: str, names: tuple[str, ...], name: str) -> int:
         shown = f'"{name}"' if isinstance(name, str) else repr(name)
         raise ValueError(f"{op}: {argument} must be one of {', '.join(names)}; it is {shown}")
     return names.index(name)
+
+
+def precision(op: str, name: str | None) -> int | None:
+    """The number of a precision; None is the default of the process."""
+    return None if name is None else number(op, "precision", PRECISIONS, name)
+
+
+def check_precision(op: str, value: int | None) -> None:
+    if value is not None:
+        check(op, "precision", PRECISIONS, value)
 
 
 def check(op: str, argument: str, names: tuple[str, ...], value: int) -> None:

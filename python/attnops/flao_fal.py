@@ -30,6 +30,8 @@ def flao_fal(
     offset: int = 0,
     l: int = 0,
     keep: str = "none",
+    *,
+    precision: str | None = None,
 ) -> Tensor:
     """Ḡ ⊙ (Q̄·(K̄ᵀ·V̄)), not causal, with Q̄ = lrpe(q_act(Q)) and K̄ = lrpe(k_act(K)).
 
@@ -40,7 +42,7 @@ def flao_fal(
     from 0 for k, or in a grid of the given shape with N = M = l + n₁·…·n_k; the first l carry no
     position. theta, of q's type or float32, is for cosine (H,E) or (1,E) with E·k ≥ D for k axes,
     for rotate (H,E), (1,E) or (H,1) with E ≤ D/2 in 1-d and E·k ≥ D/2 in more; pair j then uses
-    axis ⌊j/E⌋+1. keep is that of flao; kv has 2D rows with cosine.
+    axis ⌊j/E⌋+1. keep and precision are those of flao; kv has 2D rows with cosine.
     """
     tensors = {"q": q, "k": k, "v": v, "g": g}
     _checks.are_tensors(_OP, **tensors, **({} if theta is None else {"theta": theta}))
@@ -68,6 +70,7 @@ def flao_fal(
         offset,
         l,
         _attention.what_to_keep(_OP, keep, (q, k, v, g)),
+        _choices.precision(_OP, precision),
     )
     return out
 
@@ -142,12 +145,18 @@ def _check(q, k, v, g, theta, acts, lrpe, shape, offset, l) -> None:
         _check_positions(q, k, theta, lrpe, shape, offset, l)
 
 
+_OPTIONS = 13  # of the forward, before precision; the backward has no `keep`
+
+
 @torch.library.register_fake("attnops::flao_fal")
 def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, theta: Tensor | None, *options):
-    *acts, lrpe, shape, offset, l, keep = options
+    # torch leaves out arguments that have their default.
+    *acts, lrpe, shape, offset, l, keep = options[:_OPTIONS]
+    precision = next(iter(options[_OPTIONS:]), None)
     acts = tuple(zip(("q", "k", "v", "g"), acts[::2], acts[1::2], strict=True))
     _check_options(acts, lrpe)
     _choices.check(_OP, "keep", _choices.KEEPS, keep)
+    _choices.check_precision(_OP, precision)
     _checks.same_device(_OP, q=q, k=k, v=v, g=g, theta=theta)
     _check(q, k, v, g, theta, acts, lrpe, shape or (), offset, l)
     inner = 2 * q.shape[3] if lrpe == _choices.COSINE else q.shape[3]
@@ -156,16 +165,19 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, theta: Tensor | None, *options
 
 @torch.library.register_fake("attnops::flao_fal_backward")
 def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, d_out: Tensor, kv, qkv, theta, *options):
-    *acts, lrpe, shape, offset, l = options
+    *acts, lrpe, shape, offset, l = options[: _OPTIONS - 1]
+    precision = next(iter(options[_OPTIONS - 1 :]), None)
     acts = tuple(zip(("q", "k", "v", "g"), acts[::2], acts[1::2], strict=True))
     _check_options(acts, lrpe)
+    _choices.check_precision(_OP, precision)
     _checks.same_device(_OP, q=q, k=k, v=v, g=g, d_out=d_out, kv=kv, qkv=qkv, theta=theta)
     _check(q, k, v, g, theta, acts, lrpe, shape or (), offset, l)
     return _attention.fake_gradients(_OP, q, k, v, g, d_out)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, g, theta, *ctx.options, keep = inputs
+    q, k, v, g, theta, *options, keep, precision = inputs
+    ctx.options = (*options, precision)
     ctx.save_for_backward(q, k, v, g, *_attention.setup_kept(ctx, output, keep), theta)
 
 

@@ -13,3 +13,8 @@ def copy_bandwidth(seconds: float = 1.0) -> float:
 def fma_peak(seconds: float = 0.5) -> float:
     """float32 operations in a second, on the widest SIMD target of the CPU."""
     return _ops.fma_peak(seconds)
+
+
+def bf16_peak(seconds: float = 0.5) -> float:
+    """bfloat16 operations in a second, summed in float32; 0 if the CPU has no instructions."""
+    return _ops.bf16_peak(seconds)

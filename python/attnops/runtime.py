@@ -1,6 +1,8 @@
-"""The SIMD target in use and the memory kept for results."""
+"""The SIMD target in use, the precision of products, and the memory kept for results."""
 
 import torch
+
+from attnops import _choices
 
 _ops = torch.ops.attnops
 
@@ -26,6 +28,29 @@ def set_target(name: str) -> None:
     An empty name goes back to ATTNOPS_TARGET or, without it, the best.
     """
     _ops.set_target(name)
+
+
+def get_precision() -> str:
+    """The precision of calls that do not name one."""
+    return _choices.PRECISIONS[_ops.get_precision()]
+
+
+def set_precision(name: str) -> None:
+    """Set the precision of calls that do not name one, in the whole process.
+
+    `highest` multiplies float32, `high` keeps at least 16 significant bits of an intermediate,
+    `medium` rounds it to bfloat16 as PyTorch does, and `auto` is `medium` for bfloat16 tensors
+    where the CPU has instructions for it, else `highest`. ATTNOPS_PRECISION sets it from outside.
+    """
+    _ops.set_precision(_choices.number("set_precision", "name", _choices.PRECISIONS, name))
+
+
+def effective_precision(dtype: torch.dtype, precision: str | None = None) -> str:
+    """What a call with tensors of this type runs as on this CPU: highest, high or medium."""
+    number = _choices.precision("effective_precision", precision)
+    if dtype != torch.bfloat16:
+        return "highest"
+    return _choices.PRECISIONS[_ops.effective_precision(number)]
 
 
 def empty_cache() -> None:

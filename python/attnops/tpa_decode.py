@@ -20,6 +20,8 @@ def tpa_decode(
     scale_k: float = 1.0,
     scale_v: float = 1.0,
     split: str = "auto",
+    *,
+    precision: str | None = None,
 ) -> Tensor:
     """Attention of one query to M cached tokens, from the factors of q, k and v.
 
@@ -29,7 +31,8 @@ def tpa_decode(
     of a larger cache is used where it is. scale is D^-½ unless it is given, scale_q 1/R.
 
     split says how threads share the work, by batch (`b`), batch and heads (`bh`) or batch and
-    pieces of the sequence (`bn`); the result has the same bits with each. There is no gradient.
+    pieces of the sequence (`bn`); the result has the same bits with each. precision says what the
+    products multiply, as in set_precision. There is no gradient.
     """
     tensors = {"aq": aq, "ak": ak, "av": av, "bq": bq, "bk": bk, "bv": bv}
     _checks.are_tensors(_OP, **tensors)
@@ -43,7 +46,18 @@ def tpa_decode(
                 )
     number = _choices.number(_OP, "split", _choices.SPLITS, split)
     return torch.ops.attnops.tpa_decode(
-        aq, ak, av, bq, bk, bv, scale, scale_q, scale_k, scale_v, number
+        aq,
+        ak,
+        av,
+        bq,
+        bk,
+        bv,
+        scale,
+        scale_q,
+        scale_k,
+        scale_v,
+        number,
+        _choices.precision(_OP, precision),
     )
 
 
@@ -94,8 +108,10 @@ def _(
     scale_k: float,
     scale_v: float,
     split: int,
+    precision: int | None = None,
 ) -> Tensor:
     _choices.check(_OP, "split", _choices.SPLITS, split)
+    _choices.check_precision(_OP, precision)
     _checks.same_device(_OP, aq=aq, ak=ak, av=av, bq=bq, bk=bk, bv=bv)
     _check(aq, ak, av, bq, bk, bv)
     return aq.new_empty((aq.shape[0], 1, aq.shape[2], bv.shape[2]))

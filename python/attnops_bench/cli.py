@@ -17,7 +17,7 @@ from attnops_bench import compare, environment, report
 from attnops_bench.results import BadResults, Results, link_latest
 from attnops_bench.runner import Runner, Settings, columns_of
 from attnops_bench.selection import QUICK, Selection, select
-from attnops_bench.tables import DEFAULT_BATCH, DTYPES, Table, operators
+from attnops_bench.tables import DEFAULT_BATCH, DTYPES, PRECISIONS, Table, operators
 
 QUICK_ROUNDS, FULL_ROUNDS = 7, 9
 CELL_SECONDS = 20.0
@@ -54,6 +54,12 @@ def _dtype(text: str) -> str:
     return text
 
 
+def _precision(text: str) -> str:
+    if text not in PRECISIONS:
+        raise argparse.ArgumentTypeError(f"'{text}' is not one of {', '.join(PRECISIONS)}")
+    return text
+
+
 def _percent(text: str) -> float:
     try:
         value = float(text.removesuffix("%"))
@@ -82,6 +88,13 @@ def run_parser() -> Parser:
     )
     add("--sizes", type=_list_of(_positive), metavar="N,...", help="these sizes instead")
     add("--dtype", type=_list_of(_dtype), default=("bf16",), metavar="T,...", help="bf16,f32,f16")
+    add(
+        "--precision",
+        type=_list_of(_precision),
+        default=("auto",),
+        metavar="P,...",
+        help="of attnops' products of bf16: auto,highest,high,medium (auto)",
+    )
     add("--batch", type=_positive, default=DEFAULT_BATCH, metavar="B", help="batch (%(default)s)")
     add("--threads", type=_positive, metavar="T", help="threads (all the process may use)")
     rounds = "rounds in which the columns take turns, as many of them as a cell's seconds allow"
@@ -127,13 +140,14 @@ def report_parser() -> Parser:
 
 
 def _select(args: argparse.Namespace) -> Selection:
+    choose = partial(select, args.batch, args.dtype, args.precision)
     if args.only is None:
-        return select(args.batch, args.dtype, None if args.full or args.list else QUICK)
+        return choose(None if args.full or args.list else QUICK)
     for pattern in args.only:
-        selection = select(args.batch, args.dtype, (pattern,))
+        selection = choose((pattern,))
         if not selection.tables and not selection.missing:
             raise UsageError(f"no table matches '{pattern}' (--list shows all)")
-    return select(args.batch, args.dtype, tuple(args.only))
+    return choose(tuple(args.only))
 
 
 def _peers(args: argparse.Namespace, tables: list[Table]) -> tuple[str, ...] | None:

@@ -17,6 +17,7 @@ import torch
 
 import attnops
 from attnops_bench.processes import KEEPING
+from attnops_bench.random_inputs import DTYPES
 from attnops_bench.tables import Case, Column, Inputs, Operator
 
 Emit = Callable[[dict[str, Any]], None]
@@ -171,6 +172,7 @@ def limits() -> dict[str, float]:
     return {
         "bandwidth": attnops.machine.copy_bandwidth(0.2),
         "fma": attnops.machine.fma_peak(0.1),
+        "bf16": attnops.machine.bf16_peak(0.1),
     }
 
 
@@ -345,23 +347,28 @@ def speed(
     with_limits = job["mode"] == "kept"
     # Measured again after each row, which is before the next one.
     before = limits() if with_limits else {}
+    precision = attnops.effective_precision(DTYPES[job["dtype"]])
+
+    def emit_limits(n: int, found: dict[str, float]) -> None:
+        emit({"event": "limits", "n": n, "limits": found, "precision": precision})
+
     by_name = {c.name: c for c in operator.columns}
     expected: dict[str, float] = {}
     for row, following in zip(job["rows"], [*job["rows"][1:], None], strict=True):
         columns = [by_name[name] for name in row["columns"]]
         reset_compiler(columns)
         if with_limits:  # in case the process does not live to measure them again
-            emit({"event": "limits", "n": row["n"], "limits": before})
+            emit_limits(row["n"], before)
         case = case_at(row["n"])
         seconds = _speed_row(operator, case, columns, job, expected, emit, wait_for_turn)
         _release()  # chunks of this size would lie about unused and crowd the next
         if with_limits:
             after = limits()
             best = {name: max(before[name], after[name]) for name in before}
-            emit({"event": "limits", "n": row["n"], "limits": best})
-            # Bandwidth comes and goes with a machine's other users; FMA units are as many as ever,
+            emit_limits(row["n"], best)
+            # Bandwidth comes and goes with a machine's other users; its units are as many as ever,
             # and less of them was a processor taken away.
-            before = after | {"fma": best["fma"]}
+            before = {**best, "bandwidth": after["bandwidth"]}
         if following:
             moved = [operator.cost(case_at(r["n"])).moved for r in (row, following)]
             growth = moved[1] / moved[0]

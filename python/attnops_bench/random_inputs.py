@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+# torch's types by the names of the bench.
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # A prime, so that no two batches or heads are the same however long they are.
 PERIOD = 4_194_301
 

@@ -133,13 +133,21 @@ def _headline(results: Results) -> list[dict[str, str]]:
         text = f"faster than the best PyTorch form, mean of {len(figures['speed'])} rows"
         found.append({"figure": times(mean), "text": text})
     if shares:
-        text = "of what copy bandwidth or FMA peak of this machine allow, median"
+        text = "of what copy bandwidth or arithmetic peaks of this machine allow, median"
         found.append({"figure": percent(float(np.median(shares))), "text": text})
     if figures["memory"]:
         mean = float(np.exp(np.mean(np.log(figures["memory"]))))
         text = f"less memory than the leanest PyTorch form, mean of {len(figures['memory'])} rows"
         found.append({"figure": times(mean), "text": text})
     return found
+
+
+def _bf16_peak(limits: dict[str, float]) -> str | None:
+    """None for results from before it was measured."""
+    if "bf16" not in limits:
+        return None
+    peak = limits["bf16"]
+    return f"{peak / 1e9:.0f} GFLOP/s" if peak else "no instructions"
 
 
 def _facts(environment: dict[str, Any]) -> dict[str, str]:
@@ -150,6 +158,7 @@ def _facts(environment: dict[str, Any]) -> dict[str, str]:
         "SIMD target": environment.get("target"),
         "copy bandwidth": limits and f"{limits['bandwidth'] / 1e9:.1f} GB/s",
         "FMA peak": limits and f"{limits['fma'] / 1e9:.0f} GFLOP/s",
+        "bfloat16 peak": limits and _bf16_peak(limits),
         "versions": ", ".join(
             f"{name} {environment[name]}"
             for name in ("attnops", "torch", "python")

@@ -130,19 +130,24 @@ class Results:
             held = operators()[table.operator].cost(Case.of(table, n, 1)).held
             self._row(table, n)["limit"] = {"value": held / 2**20}
 
-    def add_limits(self, table: Table, n: int, limits: dict[str, float]) -> None:
+    def add_limits(
+        self, table: Table, n: int, limits: dict[str, float], precision: str = "highest"
+    ) -> None:
+        """`precision` is what the products of attnops ran as."""
         cost = operators()[table.operator].cost(Case.of(table, n, 1))
-        seconds = max(cost.moved / limits["bandwidth"], cost.flops / limits["fma"])
+        peaks = (limits["fma"], limits.get("bf16", 0.0))
+        seconds = max(cost.moved / limits["bandwidth"], cost.flop_seconds(precision, *peaks))
         self._row(table, n)["limit"] = {
             "value": seconds * 1e3,
             "bytes": cost.moved,
             "flops": cost.flops,
+            **({} if cost.direct is None else {"precision": precision}),
             **limits,
         }
         # The best seen in the run stands for the machine; each row keeps its own.
-        machine = self.environment.setdefault("limits", {"bandwidth": 0.0, "fma": 0.0})
+        machine = self.environment.setdefault("limits", {})
         for name, value in limits.items():
-            machine[name] = max(machine[name], value)
+            machine[name] = max(machine.get(name, 0.0), value)
 
     def add_environment(self, event: dict[str, Any]) -> None:
         self.environment.update({k: v for k, v in event.items() if k != "event"})

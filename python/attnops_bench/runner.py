@@ -183,7 +183,7 @@ class Runner:
                 case "cell":
                     finish(event["n"], event["column"], event["cell"])
                 case "limits":
-                    self._results.add_limits(table, event["n"], event["limits"])
+                    self._results.add_limits(table, event["n"], event["limits"], event["precision"])
                 case "environment":
                     self._results.add_environment(event)
                 case "ready":

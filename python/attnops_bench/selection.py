@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from attnops_bench import published
-from attnops_bench.tables import Table, all_tables, operators
+from attnops_bench.tables import PRECISIONS, Table, all_tables, operators
 
 # Every operator in both passes, time and memory, without the variants that tell little more.
 QUICK = (
@@ -46,16 +46,23 @@ def _reason(operator: str) -> str:
     return f"not available: attnops_bench.operators has no module {operator}"
 
 
-def select(batch: int, dtypes: tuple[str, ...], patterns: tuple[str, ...] | None) -> Selection:
+def select(
+    batch: int,
+    dtypes: tuple[str, ...],
+    precisions: tuple[str, ...],
+    patterns: tuple[str, ...] | None,
+) -> Selection:
     """Tables whose id or title matches one of the patterns, or all."""
 
     def wanted(table: Table | published.Published) -> bool:
-        names = {table.id, table.title}
+        # A pattern for a table is one for its twins in other precisions too.
+        twin_of, _, precision = table.id.rpartition("@")
+        names = {table.id, table.title, twin_of if precision in PRECISIONS else table.id}
         return patterns is None or any(fnmatchcase(n, p) for n in names for p in patterns)
 
     known = operators()
     return Selection(
-        [t for t in all_tables(batch, dtypes) if wanted(t)],
+        [t for t in all_tables(batch, dtypes, precisions) if wanted(t)],
         {
             p.id: p.operator
             for p in published.tables().values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ Role = Literal["attnops", "peer", "extra"]
 SEED = 2024
 BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 DTYPES = tuple(BYTES)
+PRECISIONS = ("auto", "highest", "high", "medium")
 DEFAULT_BATCH = 12
 
 
@@ -74,11 +75,23 @@ class Cost:
     """What the row must do at the least: `moved` bytes to and from memory and `flops`.
 
     `held` is the size of all the inputs and outputs of the pass, the least memory it can take.
+    `direct` are the flops of products both of whose operands are inputs as they are; None if the
+    operator multiplies no matrices.
     """
 
     moved: int
     flops: int
     held: int
+    direct: int | None = None
+
+    def flop_seconds(self, precision: str, fma: float, bf16: float) -> float:
+        """The least time of the flops, in a precision that the CPU runs, at its peaks. A product
+        with an operand in two parts is two bfloat16 products, or one in float32."""
+        if self.direct is None or precision == "highest" or not bf16:
+            return self.flops / fma
+        if precision == "medium":
+            return self.flops / bf16
+        return self.direct / bf16 + (self.flops - self.direct) / max(fma, bf16 / 2)
 
 
 @dataclass
@@ -132,5 +145,22 @@ def operators() -> dict[str, Operator]:
     return {name: importlib.import_module(f"{package.__name__}.{name}").OPERATOR for name in names}
 
 
-def all_tables(batch: int = DEFAULT_BATCH, dtypes: tuple[str, ...] = ("bf16",)) -> list[Table]:
-    return [t for d in dtypes for op in operators().values() for t in op.tables(batch, d)]
+def _in_precision(table: Table, precision: str) -> Table | None:
+    """The table's twin in a precision; None if that changes nothing."""
+    if precision == "auto":
+        return table
+    cost = operators()[table.operator].cost(Case.of(table, table.sizes[0], 1))
+    if table.dtype != "bf16" or cost.direct is None:
+        return None
+    options = {**table.options, "precision": precision}
+    return replace(table, id=f"{table.id}@{precision}", options=options)
+
+
+def all_tables(
+    batch: int = DEFAULT_BATCH,
+    dtypes: tuple[str, ...] = ("bf16",),
+    precisions: tuple[str, ...] = ("auto",),
+) -> list[Table]:
+    tables = [t for d in dtypes for op in operators().values() for t in op.tables(batch, d)]
+    twins = [_in_precision(t, p) for p in precisions for t in tables]
+    return [t for t in twins if t is not None]

@@ -81,6 +81,11 @@ def share(data: Data, n: int) -> float:
     return limit["value"] / value(data, n, own(data)) if limit else math.nan
 
 
+def precision(data: Data, n: int) -> str | None:
+    """What the products of attnops ran as; None if it has none, or in a memory table."""
+    return (data["rows"][n]["limit"] or {}).get("precision")
+
+
 def plain_to_kept(data: Data, n: int) -> float:
     """The time in a plain process over that in one that keeps its memory, taken in turns."""
     ours = own(data)
@@ -123,6 +128,8 @@ def frame(data: Data, detailed: bool = False) -> pd.DataFrame:
         if "peer" in data["columns"].values():
             line[FASTER[data["kind"]]] = faster(data, n)
         line[SHARE] = share(data, n)
+        if found := precision(data, n):
+            line["precision"] = found
         if any("plain" in modes for modes in data["rows"][n]["cells"].values()):
             line[f"{ours} plain"] = shown(cell(data, n, ours, "plain"), detailed)
             line["plain/kept"] = plain_to_kept(data, n)

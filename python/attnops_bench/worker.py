@@ -31,6 +31,7 @@ def wait_for_turn(emit: measure.Emit) -> None:
 
 def run(job: dict[str, Any], emit: measure.Emit) -> None:
     torch.set_num_threads(job["threads"])
+    attnops.set_precision(job["options"].get("precision", "auto"))
     emit(
         {
             "event": "environment",

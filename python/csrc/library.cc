@@ -5,10 +5,12 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "pool.h"
+#include "tensors.h"
 
 namespace attnops::torch_binding {
 namespace {
@@ -24,8 +26,17 @@ std::string GetTargetName() { return GetTarget(); }
 void SetTargetName(std::string name) { SetTarget(name); }
 std::string SupportedTargetNames() { return Join(SupportedTargets()); }
 std::string CompiledTargetNames() { return Join(CompiledTargets()); }
+void SetPrecisionNumber(std::int64_t precision) {
+  SetPrecision(ChoiceOf("set_precision", "precision", precision, Precision::kMedium));
+}
+std::int64_t GetPrecisionNumber() { return static_cast<std::int64_t>(GetPrecision()); }
+std::int64_t EffectivePrecisionNumber(std::optional<std::int64_t> precision) {
+  return static_cast<std::int64_t>(
+      EffectivePrecision(DType::kBFloat16, PrecisionOf("effective_precision", precision)));
+}
 double CopyBandwidth(double seconds) { return MeasureCopyBandwidth(seconds); }
 double FmaPeak(double seconds) { return MeasureFmaPeak(seconds); }
+double Bf16Peak(double seconds) { return MeasureBf16Peak(seconds); }
 
 // One pool of threads in the process: torch's.
 const bool uses_torch_threads = [] {
@@ -44,8 +55,12 @@ STABLE_TORCH_LIBRARY(attnops, m) {
   m.def("set_target(str name) -> ()");
   m.def("supported_targets() -> str");
   m.def("compiled_targets() -> str");
+  m.def("set_precision(int precision) -> ()");
+  m.def("get_precision() -> int");
+  m.def("effective_precision(int? precision=None) -> int");
   m.def("copy_bandwidth(float seconds) -> float");
   m.def("fma_peak(float seconds) -> float");
+  m.def("bf16_peak(float seconds) -> float");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnops, CompositeExplicitAutograd, m) {
@@ -54,6 +69,10 @@ STABLE_TORCH_LIBRARY_IMPL(attnops, CompositeExplicitAutograd, m) {
   m.impl("set_target", TORCH_BOX(&attnops::torch_binding::SetTargetName));
   m.impl("supported_targets", TORCH_BOX(&attnops::torch_binding::SupportedTargetNames));
   m.impl("compiled_targets", TORCH_BOX(&attnops::torch_binding::CompiledTargetNames));
+  m.impl("set_precision", TORCH_BOX(&attnops::torch_binding::SetPrecisionNumber));
+  m.impl("get_precision", TORCH_BOX(&attnops::torch_binding::GetPrecisionNumber));
+  m.impl("effective_precision", TORCH_BOX(&attnops::torch_binding::EffectivePrecisionNumber));
   m.impl("copy_bandwidth", TORCH_BOX(&attnops::torch_binding::CopyBandwidth));
   m.impl("fma_peak", TORCH_BOX(&attnops::torch_binding::FmaPeak));
+  m.impl("bf16_peak", TORCH_BOX(&attnops::torch_binding::Bf16Peak));
 }

@@ -52,8 +52,9 @@ struct Results {
                           ? ResultType::kFloat32
                           : ResultType::kSame)) {}
 
-  FlaoOptions kept() const {
+  FlaoOptions kept(std::optional<Precision> precision) const {
     FlaoOptions options;
+    options.precision = precision;
     if (keeps_kv) options.kv = ViewOf(kv);
     if (keeps_qkv) options.qkv = ViewOf(qkv);
     return options;
@@ -73,8 +74,9 @@ struct Kept {
     if (given_qkv) qkv = Readable(op, "qkv", *given_qkv);
   }
 
-  FlaoKept views() const {
+  FlaoKept views(std::optional<Precision> precision) const {
     FlaoKept views;
+    views.precision = precision;
     if (kv) views.kv = ViewOf(*kv);
     if (qkv) views.qkv = ViewOf(*qkv);
     return views;
@@ -106,18 +108,19 @@ void SetPositions(FlaoFalOptions& options, std::optional<Tensor>& theta, const S
 }
 
 ForwardTensors Flao(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                    std::int64_t keep) {
+                    std::int64_t keep, std::optional<std::int64_t> precision) {
   constexpr char kOp[] = "flao";
   const Keep kept = KeepOf(kOp, keep);
   const Readables x(kOp, q, k, v, g);
   const Results results(kOp, x, kept, 1);
   attnops::Flao(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(results.out),
-                results.kept());
+                results.kept(PrecisionOf(kOp, precision)));
   return {results.out, results.kv, results.qkv};
 }
 
 Gradients FlaoBackward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                       const Tensor& d_out, std::optional<Tensor> kv, std::optional<Tensor> qkv) {
+                       const Tensor& d_out, std::optional<Tensor> kv, std::optional<Tensor> qkv,
+                       std::optional<std::int64_t> precision) {
   constexpr char kOp[] = "flao";
   const Readables x(kOp, q, k, v, g);
   const Tensor d_out_read = Readable(kOp, "d_out", d_out);
@@ -125,7 +128,8 @@ Gradients FlaoBackward(const Tensor& q, const Tensor& k, const Tensor& v, const 
   const Tensor dq = NewTensor(kOp, "dq", q), dk = NewTensor(kOp, "dk", k);
   const Tensor dv = NewTensor(kOp, "dv", v), dg = NewTensor(kOp, "dg", g);
   attnops::FlaoBackward(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(d_out_read),
-                        ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg), kept.views());
+                        ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg),
+                        kept.views(PrecisionOf(kOp, precision)));
   return {dq, dk, dv, dg};
 }
 
@@ -136,7 +140,8 @@ ForwardTensors FlaoFal(const Tensor& q, const Tensor& k, const Tensor& v, const 
                        std::optional<std::int64_t> k_dim, std::int64_t v_act,
                        std::optional<std::int64_t> v_dim, std::int64_t g_act,
                        std::optional<std::int64_t> g_dim, std::int64_t lrpe, Shape shape,
-                       std::int64_t offset, std::int64_t l, std::int64_t keep) {
+                       std::int64_t offset, std::int64_t l, std::int64_t keep,
+                       std::optional<std::int64_t> precision) {
   FlaoFalOptions options{ActOf('q', q_act, q_dim), ActOf('k', k_act, k_dim),
                          ActOf('v', v_act, v_dim), ActOf('g', g_act, g_dim), LrpeOf(lrpe)};
   const Keep kept = KeepOf(kFalOp, keep);
@@ -144,7 +149,7 @@ ForwardTensors FlaoFal(const Tensor& q, const Tensor& k, const Tensor& v, const 
   SetPositions(options, theta, shape, offset, l);
   const Results results(kFalOp, x, kept, options.lrpe == Lrpe::kCosine ? 2 : 1);
   attnops::FlaoFal(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(results.out), options,
-                   results.kept());
+                   results.kept(PrecisionOf(kFalOp, precision)));
   return {results.out, results.kv, results.qkv};
 }
 
@@ -155,7 +160,8 @@ Gradients FlaoFalBackward(const Tensor& q, const Tensor& k, const Tensor& v, con
                           std::optional<std::int64_t> k_dim, std::int64_t v_act,
                           std::optional<std::int64_t> v_dim, std::int64_t g_act,
                           std::optional<std::int64_t> g_dim, std::int64_t lrpe, Shape shape,
-                          std::int64_t offset, std::int64_t l) {
+                          std::int64_t offset, std::int64_t l,
+                          std::optional<std::int64_t> precision) {
   FlaoFalOptions options{ActOf('q', q_act, q_dim), ActOf('k', k_act, k_dim),
                          ActOf('v', v_act, v_dim), ActOf('g', g_act, g_dim), LrpeOf(lrpe)};
   const Readables x(kFalOp, q, k, v, g);
@@ -165,7 +171,8 @@ Gradients FlaoFalBackward(const Tensor& q, const Tensor& k, const Tensor& v, con
   const Tensor dq = NewTensor(kFalOp, "dq", q), dk = NewTensor(kFalOp, "dk", k);
   const Tensor dv = NewTensor(kFalOp, "dv", v), dg = NewTensor(kFalOp, "dg", g);
   attnops::FlaoFalBackward(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(d_out_read),
-                           ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg), options, kept.views());
+                           ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg), options,
+                           kept.views(PrecisionOf(kFalOp, precision)));
   return {dq, dk, dv, dg};
 }
 
@@ -174,20 +181,23 @@ Gradients FlaoFalBackward(const Tensor& q, const Tensor& k, const Tensor& v, con
 
 STABLE_TORCH_LIBRARY_FRAGMENT(attnops, m) {
   m.def(
-      "flao(Tensor q, Tensor k, Tensor v, Tensor g, int keep) -> (Tensor out, Tensor kv, "
+      "flao(Tensor q, Tensor k, Tensor v, Tensor g, int keep, int? precision=None) -> "
+      "(Tensor out, "
+      "Tensor kv, "
       "Tensor qkv)");
   m.def(
       "flao_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
-      "Tensor? qkv) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
+      "Tensor? qkv, int? precision=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
   m.def(
       "flao_fal(Tensor q, Tensor k, Tensor v, Tensor g, Tensor? theta, int q_act, int? q_dim, "
       "int k_act, int? k_dim, int v_act, int? v_dim, int g_act, int? g_dim, int lrpe, "
-      "SymInt[]? shape, SymInt offset, SymInt l, int keep) -> (Tensor out, Tensor kv, Tensor qkv)");
+      "SymInt[]? shape, SymInt offset, SymInt l, int keep, int? precision=None) -> "
+      "(Tensor out, Tensor kv, Tensor qkv)");
   m.def(
       "flao_fal_backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
       "Tensor? qkv, Tensor? theta, int q_act, int? q_dim, int k_act, int? k_dim, int v_act, "
-      "int? v_dim, int g_act, int? g_dim, int lrpe, SymInt[]? shape, SymInt offset, SymInt l) -> "
-      "(Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
+      "int? v_dim, int g_act, int? g_dim, int lrpe, SymInt[]? shape, SymInt offset, SymInt l, "
+      "int? precision=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {

@@ -12,11 +12,15 @@ namespace {
 
 Tensor TpaDecode(const Tensor& aq, const Tensor& ak, const Tensor& av, const Tensor& bq,
                  const Tensor& bk, const Tensor& bv, std::optional<double> scale,
-                 std::optional<double> scale_q, double scale_k, double scale_v,
-                 std::int64_t split) {
+                 std::optional<double> scale_q, double scale_k, double scale_v, std::int64_t split,
+                 std::optional<std::int64_t> precision) {
   constexpr char kOp[] = "tpa_decode";
-  const TpaDecodeOptions options{scale, scale_q, scale_k, scale_v,
-                                 ChoiceOf(kOp, "split", split, TpaSplit::kBN)};
+  const TpaDecodeOptions options{scale,
+                                 scale_q,
+                                 scale_k,
+                                 scale_v,
+                                 ChoiceOf(kOp, "split", split, TpaSplit::kBN),
+                                 PrecisionOf(kOp, precision)};
   const Tensor aq_read = Readable(kOp, "aq", aq);
   const Tensor ak_read = Readable(kOp, "ak", ak);
   const Tensor av_read = Readable(kOp, "av", av);
@@ -37,7 +41,7 @@ Tensor TpaDecode(const Tensor& aq, const Tensor& ak, const Tensor& av, const Ten
 STABLE_TORCH_LIBRARY_FRAGMENT(attnops, m) {
   m.def(
       "tpa_decode(Tensor aq, Tensor ak, Tensor av, Tensor bq, Tensor bk, Tensor bv, float? scale, "
-      "float? scale_q, float scale_k, float scale_v, int split) -> Tensor");
+      "float? scale_q, float scale_k, float scale_v, int split, int? precision=None) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {

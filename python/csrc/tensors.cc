@@ -165,6 +165,11 @@ const char* Name(Activation::Kind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
+std::optional<Precision> PrecisionOf(const char* op, std::optional<std::int64_t> value) {
+  if (!value) return std::nullopt;
+  return ChoiceOf(op, "precision", *value, Precision::kMedium);
+}
+
 Activation ActivationOf(const char* op, const char* act_name, std::int64_t act,
                         const char* dim_name, std::optional<std::int64_t> dim) {
   const Activation::Kind kind = ChoiceOf(op, act_name, act, Activation::Kind::kSoftmax);

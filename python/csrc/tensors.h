@@ -45,6 +45,9 @@ Enum ChoiceOf(const char* op, const char* name, std::int64_t value, Enum last) {
   return static_cast<Enum>(ChoiceOf(op, name, value, static_cast<std::int64_t>(last)));
 }
 
+// The precision with the number `value`, or none.
+std::optional<Precision> PrecisionOf(const char* op, std::optional<std::int64_t> value);
+
 // The activation with the number `act` and its `dim`; the names are those of the arguments.
 Activation ActivationOf(const char* op, const char* act_name, std::int64_t act,
                         const char* dim_name, std::optional<std::int64_t> dim);

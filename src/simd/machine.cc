@@ -4,12 +4,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <new>
-#include <vector>
 
+#include "src/core/measure.h"
 #include "src/core/tasks.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -82,26 +81,6 @@ namespace {
 HWY_EXPORT(CopyStreamed);
 HWY_EXPORT(MultiplyAdds);
 
-double Now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
-// The median time of a run, over as many as fit into `seconds`, three at the least.
-template <class F>
-double MedianTime(double seconds, const F& run) {
-  std::vector<double> times;
-  const double end = Now() + seconds;
-  while (times.size() < 3 || Now() < end) {
-    const double start = Now();
-    run();
-    times.push_back(Now() - start);
-  }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::int64_t>(times.size() / 2),
-                   times.end());
-  return times[times.size() / 2];
-}
-
 // Memory in huge pages where the system has them, every page touched.
 class Pages {
  public:
@@ -148,17 +127,7 @@ double MeasureCopyBandwidth(double seconds) {
 }
 
 double MeasureFmaPeak(double seconds) {
-  constexpr std::int64_t kRounds = 1 << 20;
-  const int workers = MaxWorkers();
-  const auto run = ATTNOPS_DISPATCH(MultiplyAdds, BestTarget());
-  std::vector<float> sinks(static_cast<std::size_t>(workers));
-  std::vector<double> operations(static_cast<std::size_t>(workers));
-  const double time = MedianTime(seconds, [&] {
-    RunTasks(workers, workers, [&](std::int64_t i, int) {
-      operations[static_cast<std::size_t>(i)] = run(kRounds, &sinks[static_cast<std::size_t>(i)]);
-    });
-  });
-  return operations[0] * workers / time;
+  return MeasurePeak(seconds, ATTNOPS_DISPATCH(MultiplyAdds, BestTarget()));
 }
 
 }  // namespace attnops

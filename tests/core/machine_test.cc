@@ -18,6 +18,11 @@ TEST(Machine, MeasuresArePlausible) {
   const double peak = MeasureFmaPeak(0.05);
   EXPECT_GT(peak, 1e7);
   EXPECT_LT(peak, 1e15);
+  const double bf16_peak = MeasureBf16Peak(0.05);
+  if (bf16_peak != 0) {
+    EXPECT_GT(bf16_peak, 1e7);
+    EXPECT_LT(bf16_peak, 1e15);
+  }
   EXPECT_EQ(GetTarget(), SupportedTargets().back());
 }
 

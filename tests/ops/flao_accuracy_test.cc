@@ -100,7 +100,7 @@ TEST(FlaoAccuracy, BroadcastInputs) {
   OnEveryTarget([&] {
     c.Forward();
     GuardedTensor out(kType, c.out.shape());
-    Flao(c.q.view(), k.view(), c.v.view(), g.view(), out.view());
+    Flao(c.q.view(), k.view(), c.v.view(), g.view(), out.view(), {.precision = c.precision});
     EXPECT_EQ(out.Bits(), c.out.Bits());
   });
 }

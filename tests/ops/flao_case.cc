@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "tests/support/compare.h"
+#include "tests/support/precisions.h"
 #include "tests/support/random.h"
 #include "tests/support/tolerances.h"
 
@@ -88,6 +89,7 @@ FlaoCase::FlaoCase(const FlaoSpec& spec)
 void FlaoCase::Forward(Keep keep) {
   for (GuardedTensor* tensor : {&out, &kv, &qkv}) tensor->Poison();
   FlaoOptions options;
+  options.precision = precision;
   if (keep != Keep::kNone) options.kv = kv.view();
   if (keep == Keep::kKvQkv) options.qkv = qkv.view();
   Flao(q.view(), k.view(), v.view(), g.view(), out.view(), options);
@@ -96,6 +98,7 @@ void FlaoCase::Forward(Keep keep) {
 void FlaoCase::Backward(Keep keep) {
   for (GuardedTensor* tensor : {&dq, &dk, &dv, &dg}) tensor->Poison();
   FlaoKept kept;
+  kept.precision = precision;
   if (keep != Keep::kNone) kept.kv = kv.view();
   if (keep == Keep::kKvQkv) kept.qkv = qkv.view();
   FlaoBackward(q.view(), k.view(), v.view(), g.view(), d_out.view(), dq.view(), dk.view(),
@@ -118,27 +121,44 @@ void FlaoCase::Expect() {
 }
 
 void FlaoCase::CheckForward(Keep keep) {
+  InEveryPrecision(spec_.dtype, [&](Precision each) {
+    precision = each;
+    CheckForwardNow(keep);
+  });
+  precision = Precision::kHighest;
+}
+
+void FlaoCase::CheckBackward(Keep keep) {
+  InEveryPrecision(spec_.dtype, [&](Precision each) {
+    precision = each;
+    CheckBackwardNow(keep);
+  });
+  precision = Precision::kHighest;
+}
+
+void FlaoCase::CheckForwardNow(Keep keep) {
   SCOPED_TRACE("forward, keep " + std::to_string(static_cast<int>(keep)) + " " + spec_.Describe());
   Expect();
   const auto before = InputMemory();
   Forward(keep);
   const auto& want = expected_->forward;
   const auto& scale = expected_->forward_scale;
-  CheckResult("out", out, want.out, scale.out, TwoSums(spec_.m, spec_.d));
+  const double of_kv = OperandError(precision, 1);
+  CheckResult("out", out, want.out, scale.out, TwoSums(spec_.m, spec_.d) + of_kv);
   if (keep != Keep::kNone) {
     CheckResult("kv", kv, want.kv, scale.kv, SumError(spec_.m));
   } else {
     EXPECT_TRUE(kv.Untouched());
   }
   if (keep == Keep::kKvQkv) {
-    CheckResult("qkv", qkv, want.qkv, scale.qkv, TwoSums(spec_.m, spec_.d));
+    CheckResult("qkv", qkv, want.qkv, scale.qkv, TwoSums(spec_.m, spec_.d) + of_kv);
   } else {
     EXPECT_TRUE(qkv.Untouched());
   }
   EXPECT_TRUE(before == InputMemory()) << "an input has changed";
 }
 
-void FlaoCase::CheckBackward(Keep keep) {
+void FlaoCase::CheckBackwardNow(Keep keep) {
   SCOPED_TRACE("backward, keep " + std::to_string(static_cast<int>(keep)) + " " + spec_.Describe());
   Expect();
   Forward(keep);
@@ -147,19 +167,30 @@ void FlaoCase::CheckBackward(Keep keep) {
   Backward(keep);
   const auto& want = expected_->backward;
   const auto& scale = expected_->backward_scale;
+  // dO ⊙ G, and KV or dKV.
+  const double of_both = OperandError(precision, 2), of_kv = OperandError(precision, 1);
   const bool rounded = keep == Keep::kKvQkv && spec_.dtype == DType::kBFloat16;
-  CheckResult("dq", dq, want.dq, scale.dq, TwoSums(spec_.m, spec_.e));
-  CheckResult("dk", dk, want.dk, scale.dk, TwoSums(spec_.n, spec_.e));
-  CheckResult("dv", dv, want.dv, scale.dv, TwoSums(spec_.n, spec_.d));
-  CheckResult("dg", dg, want.dg, scale.dg, TwoSums(spec_.m, spec_.d), rounded ? kUnitBFloat16 : 0);
+  CheckResult("dq", dq, want.dq, scale.dq, TwoSums(spec_.m, spec_.e) + of_both);
+  CheckResult("dk", dk, want.dk, scale.dk, TwoSums(spec_.n, spec_.e) + of_both);
+  CheckResult("dv", dv, want.dv, scale.dv, TwoSums(spec_.n, spec_.d) + of_both);
+  CheckResult("dg", dg, want.dg, scale.dg, TwoSums(spec_.m, spec_.d) + of_kv,
+              rounded ? kUnitBFloat16 : 0);
   EXPECT_TRUE(before == InputMemory()) << "an input has changed";
   EXPECT_TRUE(kept_before == std::pair(kv.memory(), qkv.memory())) << "a kept tensor has changed";
 }
 
 std::vector<std::vector<std::uint32_t>> FlaoCase::Bits(Keep keep) {
-  Forward(keep);
-  Backward(keep);
-  return {out.Bits(), kv.Bits(), qkv.Bits(), dq.Bits(), dk.Bits(), dv.Bits(), dg.Bits()};
+  std::vector<std::vector<std::uint32_t>> bits;
+  InEveryPrecision(spec_.dtype, [&](Precision each) {
+    precision = each;
+    Forward(keep);
+    Backward(keep);
+    for (const GuardedTensor* tensor : {&out, &kv, &qkv, &dq, &dk, &dv, &dg}) {
+      bits.push_back(tensor->Bits());
+    }
+  });
+  precision = Precision::kHighest;
+  return bits;
 }
 
 }  // namespace attnops::testing

@@ -59,20 +59,23 @@ class FlaoCase {
 
   // Run the library; its outputs start as NaN. The backward takes what an earlier forward with
   // the same policy kept.
+  Precision precision = Precision::kHighest;
   void Forward(Keep keep = Keep::kNone);
   void Backward(Keep keep = Keep::kNone);
 
-  // Run and compare: guards intact, everything written, within the bounds, and the inputs as they
-  // were. CheckBackward runs the forward of its policy first.
+  // Run in every precision and compare: guards intact, everything written, within the bounds, and
+  // the inputs as they were. CheckBackward runs the forward of its policy first.
   void CheckForward(Keep keep = Keep::kNone);
   void CheckBackward(Keep keep = Keep::kNone);
 
-  // The bits of all results of both passes.
+  // The bits of all results of both passes, in every precision.
   std::vector<std::vector<std::uint32_t>> Bits(Keep keep);
 
  private:
   std::vector<std::vector<std::uint8_t>> InputMemory() const;
   void Expect();
+  void CheckForwardNow(Keep keep);
+  void CheckBackwardNow(Keep keep);
 
   FlaoSpec spec_;
   // The results for the inputs, and for their absolute values: errors are relative to the latter.

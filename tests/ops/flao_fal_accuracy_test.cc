@@ -311,12 +311,13 @@ TEST(FlaoFalAccuracy, BroadcastInputs) {
     c.Forward();
     c.Backward();
     GuardedTensor out(kType, c.out.shape());
-    FlaoFal(c.q.view(), k.view(), c.v.view(), g.view(), out.view(), options);
+    FlaoFal(c.q.view(), k.view(), c.v.view(), g.view(), out.view(), options,
+            {.precision = c.precision});
     EXPECT_EQ(out.Bits(), c.out.Bits());
     GuardedTensor dq(kType, c.q.shape()), dk(kType, c.k.shape());
     GuardedTensor dv(kType, c.v.shape()), dg(kType, c.g.shape());
     FlaoFalBackward(c.q.view(), k.view(), c.v.view(), g.view(), c.d_out.view(), dq.view(),
-                    dk.view(), dv.view(), dg.view(), options);
+                    dk.view(), dv.view(), dg.view(), options, {.precision = c.precision});
     EXPECT_EQ(dq.Bits(), c.dq.Bits());
     EXPECT_EQ(dk.Bits(), c.dk.Bits());
     EXPECT_EQ(dv.Bits(), c.dv.Bits());

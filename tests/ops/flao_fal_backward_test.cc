@@ -80,7 +80,7 @@ TEST(FlaoFalBackward, PlainIsFlao) {
     OnEveryTarget([&] {
       c.Forward(Keep::kKvQkv);
       GuardedTensor out(dtype, c.out.shape());
-      Flao(c.q.view(), c.k.view(), c.v.view(), c.g.view(), out.view());
+      Flao(c.q.view(), c.k.view(), c.v.view(), c.g.view(), out.view(), {.precision = c.precision});
       const FlaoFalExpected& expected = c.Expected();
       Values bound = expected.out.bound;
       const Values flao = out.Values();

@@ -34,6 +34,12 @@ Prepared Activated(const TensorActivation& act, const Values& x) {
   return WithErrors(std::move(y), errors);
 }
 
+// An operand of a product, which may be rounded before.
+Prepared Rounded(Prepared operand, double rounding) {
+  for (double& larger : operand.larger) larger *= 1 + rounding;
+  return operand;
+}
+
 // Calls body(i, j, o) for the elements of every encoded pair: in a tensor without the encoding i
 // and, for kRotate, j, else −1; in the encoded one o and o + Half().
 template <typename Body>
@@ -110,10 +116,11 @@ Expected Gradient(const TensorActivation& act, const Values& x, const Expected& 
 }  // namespace
 
 FlaoFalExpected ExpectedFlaoFal(const reference::FlaoFal& op, const reference::FlaoFal::Inputs& x,
-                                const Values& theta, const Values& d_out) {
-  const Prepared q = Encoded(op.QEncoding(), op.QAct(), x.q, theta);
-  const Prepared k = Encoded(op.KEncoding(), op.KAct(), x.k, theta);
-  const Prepared v = Activated(op.VAct(), x.v);
+                                const Values& theta, const Values& d_out, Precision precision) {
+  const double rounding = OperandError(precision, 1);
+  const Prepared q = Rounded(Encoded(op.QEncoding(), op.QAct(), x.q, theta), rounding);
+  const Prepared k = Rounded(Encoded(op.KEncoding(), op.KAct(), x.k, theta), rounding);
+  const Prepared v = Rounded(Activated(op.VAct(), x.v), rounding);
   const Prepared g = Activated(op.GAct(), x.g);
   const Prepared d = WithErrors(d_out, Values(d_out.size(), 0));
 
@@ -130,7 +137,9 @@ FlaoFalExpected ExpectedFlaoFal(const reference::FlaoFal& op, const reference::F
   const auto d_larger = backward(&Prepared::larger);
 
   const double over_m = SumError(flao.m);
-  const double over_m_and_d = TwoSums(flao.m, flao.d);
+  const double over_m_and_d = TwoSums(flao.m, flao.d) + rounding;
+  // dO ⊙ Ḡ, and KV or dKV.
+  const double of_both = OperandError(precision, 2);
   FlaoFalExpected result;
   result.kv = Sum(value.kv, magnitude.kv, larger.kv, over_m);
   result.qkv = Sum(value.qkv, magnitude.qkv, larger.qkv, over_m_and_d);
@@ -140,10 +149,10 @@ FlaoFalExpected ExpectedFlaoFal(const reference::FlaoFal& op, const reference::F
   };
   using Backward = reference::Flao::Backward;
   result.dq = Gradient(op.QEncoding(), op.QAct(), x.q, theta,
-                       gradient(&Backward::dq, TwoSums(flao.m, flao.e)));
+                       gradient(&Backward::dq, TwoSums(flao.m, flao.e) + of_both));
   result.dk = Gradient(op.KEncoding(), op.KAct(), x.k, theta,
-                       gradient(&Backward::dk, TwoSums(flao.n, flao.e)));
-  result.dv = Gradient(op.VAct(), x.v, gradient(&Backward::dv, TwoSums(flao.n, flao.d)));
+                       gradient(&Backward::dk, TwoSums(flao.n, flao.e) + of_both));
+  result.dv = Gradient(op.VAct(), x.v, gradient(&Backward::dv, TwoSums(flao.n, flao.d) + of_both));
   Expected dg = gradient(&Backward::dg, over_m_and_d);
   result.dg = Gradient(op.GAct(), x.g, dg);
   for (std::size_t i = 0; i < dg.bound.size(); ++i) {

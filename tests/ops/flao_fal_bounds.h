@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "attnops/precision.h"
 #include "attnops/types.h"
 #include "tests/reference/flao_fal.h"
 #include "tests/support/compare.h"
@@ -20,10 +21,12 @@ struct FlaoFalExpected {
 // Everything is a sum of products of Q̄, K̄, V̄, Ḡ and dO. With errors ē of these, the error of such
 // a sum is no more than what the sum of magnitudes grows by from |X̄| to |X̄|+ē, and the rounding of
 // the sum itself. ē is that of the activation, and of the rotation relative to the length of the
-// pair. Gradients then go through the encoding and the activation as those of the encodings do.
+// pair, and of rounding to bfloat16 where the precision is kMedium. Gradients then go through the
+// encoding and the activation as those of the encodings do.
 FlaoFalExpected ExpectedFlaoFal(const reference::FlaoFal& reference,
                                 const reference::FlaoFal::Inputs& x,
-                                const std::vector<double>& theta, const std::vector<double>& d_out);
+                                const std::vector<double>& theta, const std::vector<double>& d_out,
+                                Precision precision);
 
 }  // namespace attnops::testing
 

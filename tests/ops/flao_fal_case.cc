@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tests/ops/activation_bounds.h"
+#include "tests/support/precisions.h"
 #include "tests/support/random.h"
 #include "tests/support/targets.h"
 
@@ -121,6 +122,7 @@ reference::FlaoFal::Inputs FlaoFalCase::InputValues() const {
 void FlaoFalCase::Forward(Keep keep) {
   for (GuardedTensor* tensor : {&out, &kv, &qkv}) tensor->Poison();
   FlaoOptions kept;
+  kept.precision = precision;
   if (keep != Keep::kNone) kept.kv = kv.view();
   if (keep == Keep::kKvQkv) kept.qkv = qkv.view();
   FlaoFal(q.view(), k.view(), v.view(), g.view(), out.view(), Options(), kept);
@@ -129,6 +131,7 @@ void FlaoFalCase::Forward(Keep keep) {
 void FlaoFalCase::Backward(Keep keep) {
   for (GuardedTensor* tensor : {&dq, &dk, &dv, &dg}) tensor->Poison();
   FlaoKept kept;
+  kept.precision = precision;
   if (keep != Keep::kNone) kept.kv = kv.view();
   if (keep == Keep::kKvQkv) kept.qkv = qkv.view();
   FlaoFalBackward(q.view(), k.view(), v.view(), g.view(), d_out.view(), dq.view(), dk.view(),
@@ -145,13 +148,31 @@ std::string FlaoFalCase::Trace(const char* pass, Keep keep) const {
 }
 
 const FlaoFalExpected& FlaoFalCase::Expected() {
-  if (!expected_) {
-    expected_ = ExpectedFlaoFal(Reference(), InputValues(), theta.Values(), d_out.Values());
-  }
-  return *expected_;
+  // kHigh has the bounds of kHighest.
+  const Precision key = precision == Precision::kMedium ? precision : Precision::kHighest;
+  const auto found = expected_.find(key);
+  if (found != expected_.end()) return found->second;
+  return expected_[key] =
+             ExpectedFlaoFal(Reference(), InputValues(), theta.Values(), d_out.Values(), key);
 }
 
 void FlaoFalCase::CheckForward(Keep keep) {
+  InEveryPrecision(spec_.dtype, [&](Precision each) {
+    precision = each;
+    CheckForwardNow(keep);
+  });
+  precision = Precision::kHighest;
+}
+
+void FlaoFalCase::CheckBackward(Keep keep) {
+  InEveryPrecision(spec_.dtype, [&](Precision each) {
+    precision = each;
+    CheckBackwardNow(keep);
+  });
+  precision = Precision::kHighest;
+}
+
+void FlaoFalCase::CheckForwardNow(Keep keep) {
   SCOPED_TRACE(Trace("forward", keep));
   const auto before = InputMemory();
   Forward(keep);
@@ -169,7 +190,7 @@ void FlaoFalCase::CheckForward(Keep keep) {
   EXPECT_TRUE(before == InputMemory()) << "an input has changed";
 }
 
-void FlaoFalCase::CheckBackward(Keep keep) {
+void FlaoFalCase::CheckBackwardNow(Keep keep) {
   SCOPED_TRACE(Trace("backward", keep));
   Forward(keep);
   const auto before = InputMemory();
@@ -194,9 +215,17 @@ void FlaoFalCase::CheckAll() {
 }
 
 std::vector<std::vector<std::uint32_t>> FlaoFalCase::Bits(Keep keep) {
-  Forward(keep);
-  Backward(keep);
-  return {out.Bits(), kv.Bits(), qkv.Bits(), dq.Bits(), dk.Bits(), dv.Bits(), dg.Bits()};
+  std::vector<std::vector<std::uint32_t>> bits;
+  InEveryPrecision(spec_.dtype, [&](Precision each) {
+    precision = each;
+    Forward(keep);
+    Backward(keep);
+    for (const GuardedTensor* tensor : {&out, &kv, &qkv, &dq, &dk, &dv, &dg}) {
+      bits.push_back(tensor->Bits());
+    }
+  });
+  precision = Precision::kHighest;
+  return bits;
 }
 
 }  // namespace attnops::testing

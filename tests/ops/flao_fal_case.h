@@ -3,6 +3,7 @@
 #define ATTNOPS_TESTS_OPS_FLAO_FAL_CASE_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,27 +53,31 @@ class FlaoFalCase {
 
   // Run the library; its outputs start as NaN. The backward takes what an earlier forward with
   // the same policy kept.
+  Precision precision = Precision::kHighest;
   void Forward(Keep keep = Keep::kNone);
   void Backward(Keep keep = Keep::kNone);
 
-  // Run and compare: guards intact, everything written, within the bounds, and the inputs as they
-  // were. CheckBackward runs the forward of its policy first.
+  // Run in every precision and compare: guards intact, everything written, within the bounds, and
+  // the inputs as they were. CheckBackward runs the forward of its policy first.
   void CheckForward(Keep keep = Keep::kNone);
   void CheckBackward(Keep keep = Keep::kNone);
   // Both passes on every target, with each of the policies.
   void CheckAll();
 
-  // The bits of all results of both passes.
+  // The bits of all results of both passes, in every precision.
   std::vector<std::vector<std::uint32_t>> Bits(Keep keep);
 
-  // What is expected; computed once.
+  // What is expected in a precision; computed once.
   const FlaoFalExpected& Expected();
 
  private:
   std::vector<std::vector<std::uint8_t>> InputMemory() const;
   std::string Trace(const char* pass, Keep keep) const;
 
-  std::optional<FlaoFalExpected> expected_;
+  void CheckForwardNow(Keep keep);
+  void CheckBackwardNow(Keep keep);
+
+  std::map<Precision, FlaoFalExpected> expected_;
 };
 
 // One of each.

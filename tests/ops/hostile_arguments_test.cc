@@ -75,6 +75,21 @@ TEST(HostileArguments, UnknownEnumerators) {
       TpaDecode(a, key, key, b, key, key, TensorView(results.data(), {1, 1, 2, 2}),
                 {.split = static_cast<TpaSplit>(kind)});
     });
+    const auto precision = static_cast<Precision>(kind);
+    ExpectErrorNaming("tpa_decode", "precision", [&] {
+      TpaDecode(a, key, key, b, key, key, TensorView(results.data(), {1, 1, 2, 2}),
+                {.precision = precision});
+    });
+    ExpectErrorNaming("flao", "precision",
+                      [&] { Flao(x, x, x, x, out, {.precision = precision}); });
+    ExpectErrorNaming("flao", "precision", [&] {
+      FlaoBackward(x, x, x, x, x, out, out, out, out, {.precision = precision});
+    });
+    ExpectErrorNaming("flao_fal", "precision",
+                      [&] { FlaoFal(x, x, x, x, out, {}, {.precision = precision}); });
+    ExpectErrorNaming("flao_fal", "precision", [&] {
+      FlaoFalBackward(x, x, x, x, x, out, out, out, out, {}, {.precision = precision});
+    });
   }
   ExpectErrorNaming("lrpe_rotate", "x", [&] { LrpeRotate(unknown, theta, out); });
   ExpectErrorNaming("md_lrpe_cosine", "x", [&] { MdLrpeCosine(unknown, theta, wide, {{2}}); });

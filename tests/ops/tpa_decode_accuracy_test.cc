@@ -132,7 +132,8 @@ TEST(TpaDecodeAccuracy, BroadcastInputs) {
   OnEveryTarget([&] {
     c.Run(TpaSplit::kAuto);
     GuardedTensor out(kType, c.out.shape());
-    TpaDecode(c.aq.view(), c.ak.view(), av.view(), c.bq.view(), bk.view(), c.bv.view(), out.view());
+    TpaDecode(c.aq.view(), c.ak.view(), av.view(), c.bq.view(), bk.view(), c.bv.view(), out.view(),
+              {.precision = c.precision});
     EXPECT_EQ(out.Bits(), c.out.Bits());
   });
 }

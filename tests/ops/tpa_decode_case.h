@@ -47,10 +47,12 @@ class TpaCase {
   reference::TpaDecode Reference() const;
 
   // Runs the library; the output starts as NaN.
+  Precision precision = Precision::kHighest;
   void Run(TpaSplit split);
-  // Runs and compares: guards intact, everything written, within the bounds, and the inputs as
-  // they were.
+  // Runs in every precision and compares: guards intact, everything written, within the bounds, and
+  // the inputs as they were.
   void Check(TpaSplit split);
+  // The bits of the results in every precision.
   std::vector<std::uint32_t> Bits(TpaSplit split);
 
  private:
@@ -59,6 +61,7 @@ class TpaCase {
 
   TpaSpec spec_;
   std::vector<double> expected_, bound_;
+  Precision bound_precision_ = Precision::kAuto;
 };
 
 }  // namespace attnops::testing

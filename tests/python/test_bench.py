@@ -16,7 +16,7 @@ from attnops_bench.operators.lrpe_rotate import OPERATOR
 from attnops_bench.reference import tolerance
 from attnops_bench.results import Results
 from attnops_bench.runner import Runner, Settings
-from attnops_bench.tables import DTYPES, Case, Cost, all_tables
+from attnops_bench.tables import DTYPES, Case, Cost, all_tables, operators
 
 PUBLISHED = [
     "lrpe_rotate-speed-fwd-batch12-head12-dim128-act_none-bf16",
@@ -432,6 +432,52 @@ def test_table_compares_with_the_best_peer_and_the_limit(tmp_path):
     text = results.text(table)
     assert text.startswith(f"{table.title}:\n")
     assert "n=256 toc_up (kept): wrong result" in text
+
+
+@pytest.mark.parametrize(
+    ("precision", "bf16", "seconds"),
+    [
+        ("highest", 4e9, 10.0),
+        ("medium", 0.0, 10.0),  # no instructions, so it ran as highest
+        ("medium", 4e9, 2.5),
+        ("high", 4e9, 0.5 + 8 / 2),  # two parts
+        ("high", 1e9, 2.0 + 8.0),  # or float32 where that is faster
+    ],
+)
+def test_flops_have_the_peak_of_what_they_multiply(precision, bf16, seconds):
+    cost = Cost(moved=1, flops=10_000_000_000, held=1, direct=2_000_000_000)
+    assert cost.flop_seconds(precision, 1e9, bf16) == pytest.approx(seconds)
+    without_products = Cost(moved=1, flops=10_000_000_000, held=1)
+    assert without_products.flop_seconds(precision, 1e9, bf16) == 10.0
+
+
+def test_a_row_shows_what_its_products_ran_as(tmp_path):
+    results = Results(tmp_path, {})
+    flao = next(t for t in all_tables() if t.operator == "flao" and t.kind == "speed")
+    encoding = OPERATOR.tables(12, "bf16")[0]
+    for table, columns in (
+        (flao, ["precision"]),
+        (encoding, []),
+    ):
+        results.begin(table, list(operators()[table.operator].columns))
+        results.add(table, 256, "attnops", "kept", {"value": 2.0})
+        results.add_limits(table, 256, {"bandwidth": 1e12, "fma": 1e9, "bf16": 2e9}, "medium")
+        frame = results.frame(table)
+        assert [c for c in frame.columns if c == "precision"] == columns
+    flops = operators()["flao"].cost(Case.of(flao, 256, 1)).flops
+    assert results.tables[flao.id]["rows"][256]["limit"]["value"] == pytest.approx(flops / 2e6)
+    assert results.environment["limits"]["bf16"] == 2e9
+
+
+def test_tables_of_other_precisions_are_twins():
+    auto = all_tables(12, ("bf16", "f32"))
+    both = all_tables(12, ("bf16", "f32"), ("auto", "highest"))
+    assert both[: len(auto)] == auto
+    twins = both[len(auto) :]
+    assert {t.operator for t in twins} >= {"flao", "flao_fal", "tpa_decode"}
+    assert {t.operator for t in twins}.isdisjoint({"lrpe_rotate", "md_lrpe_cosine"})
+    assert {t.dtype for t in twins} == {"bf16"}
+    assert all(t.id.endswith("@highest") and t.options["precision"] == "highest" for t in twins)
 
 
 @pytest.mark.parametrize(

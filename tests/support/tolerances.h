@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "attnops/precision.h"
 #include "attnops/types.h"
 
 namespace attnops::testing {
@@ -59,6 +60,12 @@ inline double SoftmaxArgument(double x, double max) { return kUnitFloat32 * std:
 // √n/3 units are expected of one running float32 sum, fewer of several; this is six times that.
 inline double SumError(std::int64_t n) {
   return 2 * kUnitFloat32 * std::sqrt(static_cast<double>(n));
+}
+
+// What it adds to a sum of products, relative to the sum of their magnitudes, that n of the
+// operands which a term goes through are rounded to bfloat16.
+inline double OperandError(Precision precision, int n) {
+  return precision == Precision::kMedium ? std::pow(1 + kUnitBFloat16, n) - 1 : 0;
 }
 
 // One rounding of a value to the stored type; float32's is part of the arithmetic above. Below

@@ -9,10 +9,9 @@ import torch
 
 from attnops_bench import reference
 from attnops_bench.operators._encoding import HEADS
-from attnops_bench.random_inputs import normal
+from attnops_bench.random_inputs import DTYPES, normal
 from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 Forward = Callable[..., torch.Tensor]
 # The result for one (batch, head) from x, theta and d_out, and the scale of its error.
 Expected = Callable[[np.ndarray, np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray]]

@@ -9,11 +9,11 @@ import torch
 
 import attnops
 from attnops_bench import reference
+from attnops_bench.operators._products import rounds_operands
 from attnops_bench.operators.flao import DIM, HEADS, shape
-from attnops_bench.random_inputs import normal
+from attnops_bench.random_inputs import DTYPES, normal
 from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 Forward = Callable[..., torch.Tensor]
 Array = reference.Array
 
@@ -117,14 +117,13 @@ def _expected(args: tuple[Array, ...], d_out: Array | None) -> list[Expected]:
 def _allowed(case: Case, column: Column, expected: Expected) -> Array:
     """float32 sums, and the roundings to the type.
 
-    Those at the end are relative to the result, twice if it is made of a kept qkv. Peers in the
-    tensors' type also round the operands of the last product and its result before the gate.
+    Those at the end are relative to the result, twice if it is made of a kept qkv. Where operands
+    are rounded, they are those of the last product, and for peers also its result before the gate.
     """
     value, last, all_terms = expected
     arithmetic = reference.tolerance(case.dtype, roundings=0, depth=max(case.n, DIM)).relative
-    in_type = column.role == "peer" and not column.name.endswith("_up")
     roundoff = reference.ROUNDOFF[case.dtype]
-    rounded = 4 * roundoff * last if in_type else 2 * roundoff * np.abs(value)
+    rounded = 4 * roundoff * last if rounds_operands(case, column) else 2 * roundoff * np.abs(value)
     return arithmetic * all_terms + rounded + 4 * reference.SUBNORMAL[case.dtype]
 
 

@@ -24,7 +24,6 @@ import attnops
 from attnops_bench import reference
 from attnops_bench.operators._encoding import DIM
 from attnops_bench.operators._encoding_torch import (
-    DTYPES,
     Forward,
     column_tolerance,
     compiled,
@@ -32,6 +31,7 @@ from attnops_bench.operators._encoding_torch import (
     make_inputs,
 )
 from attnops_bench.operators.lrpe_rotate import shape
+from attnops_bench.random_inputs import DTYPES
 from attnops_bench.tables import Case, Checker, Column, Inputs
 
 HALF = DIM // 2

@@ -32,7 +32,6 @@ import attnops
 from attnops_bench import reference
 from attnops_bench.operators._encoding import DIM, HEADS
 from attnops_bench.operators._encoding_torch import (
-    DTYPES,
     Forward,
     column_tolerance,
     compiled,
@@ -40,6 +39,7 @@ from attnops_bench.operators._encoding_torch import (
     make_inputs,
 )
 from attnops_bench.operators.md_lrpe_cosine import angles, grid, shape
+from attnops_bench.random_inputs import DTYPES
 from attnops_bench.tables import Case, Checker, Column, Inputs
 
 CosSin = tuple[torch.Tensor, torch.Tensor]

@@ -9,11 +9,11 @@ import torch
 
 import attnops
 from attnops_bench import reference
+from attnops_bench.operators._products import rounds_operands
 from attnops_bench.operators.tpa_decode import DIM, HEADS, RANK
-from attnops_bench.random_inputs import normal
+from attnops_bench.random_inputs import DTYPES, normal
 from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 Forward = Callable[..., torch.Tensor]
 Array = reference.Array
 
@@ -97,15 +97,14 @@ class _Expected:
 def _allowed(case: Case, column: Column, expected: _Expected) -> Array:
     """float32 arithmetic, and the roundings to the type.
 
-    Peers in the tensors' type round q or bq·bkᵀ, the scores or K, the softmax, and its product with
-    av or V.
+    Where operands are rounded, they are q or bq·bkᵀ, the scores or K, the softmax, and its product
+    with av or V.
     """
     arithmetic = reference.tolerance(case.dtype, roundings=0, depth=case.n).relative
     roundoff = reference.ROUNDOFF[case.dtype]
-    in_type = column.role == "peer" and not column.name.endswith("_up")
     of_scores = arithmetic * (expected.all_terms + expected.spread)
     of_weights = arithmetic
-    if in_type:
+    if rounds_operands(case, column):
         of_scores = of_scores + 6 * roundoff * expected.terms
         of_weights += 4 * roundoff
     allowed = expected.allowed(of_scores, of_weights)

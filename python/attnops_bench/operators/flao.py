@@ -85,9 +85,15 @@ class Flao:
         tensor, _, kept = self._sizes(case)
         product = 2 * case.options["batch"] * HEADS * case.n * DIM * DIM
         if case.direction == "fwd":
-            return Cost(moved=5 * tensor, flops=2 * product, held=5 * tensor)
+            # KV is a product of inputs.
+            return Cost(moved=5 * tensor, flops=2 * product, held=5 * tensor, direct=product)
         anew = {"none": 2, "kv": 1, "kv_qkv": 0}[case.options["keep"]]
-        return Cost(moved=9 * tensor + kept, flops=(4 + anew) * product, held=10 * tensor + kept)
+        return Cost(
+            moved=9 * tensor + kept,
+            flops=(4 + anew) * product,
+            held=10 * tensor + kept,
+            direct=product if case.options["keep"] == "none" else 0,
+        )
 
     def peak_bytes(self, case: Case, column: Column) -> int:
         """The tensors of the pass, then intermediates, wider in float32."""

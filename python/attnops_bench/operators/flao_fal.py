@@ -74,8 +74,9 @@ class FlaoFal:
         tensor = self._tensor(case)
         product = 2 * case.options["batch"] * HEADS * case.n * 2 * DIM * DIM
         if case.direction == "fwd":
-            return Cost(moved=5 * tensor, flops=2 * product, held=5 * tensor)
-        return Cost(moved=10 * tensor, flops=4 * product, held=11 * tensor + self._kv(case))
+            return Cost(moved=5 * tensor, flops=2 * product, held=5 * tensor, direct=0)
+        held = 11 * tensor + self._kv(case)
+        return Cost(moved=10 * tensor, flops=4 * product, held=held, direct=0)
 
     def peak_bytes(self, case: Case, column: Column) -> int:
         """The tensors of the pass, then intermediates, of which the encoded ones count twice."""

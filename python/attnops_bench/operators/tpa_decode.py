@@ -76,11 +76,14 @@ class TpaDecode:
         batch, size = case.options["batch"], BYTES[case.dtype]
         queries = HEADS * RANK + RANK * DIM
         read = batch * (case.n * (2 * HEADS + 2 * DIM) + queries) * size
-        products = min(RANK * DIM + HEADS * RANK, HEADS * DIM) + HEADS * DIM
+        ranks, through_q = RANK * DIM + HEADS * RANK, HEADS * DIM
+        products = min(ranks, through_q) + HEADS * DIM
         return Cost(
             moved=read,
             flops=2 * batch * case.n * products,
             held=read + batch * HEADS * DIM * size,
+            # bq·bkᵀ is a product of inputs.
+            direct=2 * batch * case.n * RANK * DIM if ranks <= through_q else 0,
         )
 
     def peak_bytes(self, case: Case, column: Column) -> int:

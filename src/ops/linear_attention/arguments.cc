@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "src/core/checks.h"
+#include "src/core/precision.h"
 
 namespace attnops::linear_attention {
 namespace {
@@ -74,8 +75,9 @@ Operand OperandOf(const ConstTensorView& view, int index) {
   return operand;
 }
 
-Call CallOf(const Inputs& inputs) {
+Call CallOf(const Inputs& inputs, Precision precision) {
   Call call;
+  call.precision = precision;
   call.dtype = inputs.q.dtype();
   Problem& problem = call.problem;
   problem.B = inputs.q.shape(0);
@@ -114,9 +116,10 @@ void CheckInputs(const char* op, const Inputs& inputs) {
 
 Call ForwardCall(const char* op, const Inputs& inputs, const TensorView& out,
                  const FlaoOptions& keep, std::int64_t inner) {
+  const Precision precision = PrecisionOf(op, keep.precision, inputs.q.dtype());
   CheckLike(op, "out", out, "g", inputs.g);
   std::vector<Named<TensorView>> outputs = {{"out", out}};
-  Call call = CallOf(inputs);
+  Call call = CallOf(inputs, precision);
   call.problem.out = OutputOf(out);
   if (keep.kv) {
     CheckKept(op, "kv", *keep.kv, KvShape(inputs, inner), DType::kFloat32);
@@ -136,6 +139,7 @@ Call ForwardCall(const char* op, const Inputs& inputs, const TensorView& out,
 
 Call BackwardCall(const char* op, const Inputs& inputs, const ConstTensorView& d_out,
                   const Gradients& gradients, const FlaoKept& kept, std::int64_t inner) {
+  const Precision precision = PrecisionOf(op, kept.precision, inputs.q.dtype());
   CheckSameShape(op, "d_out", d_out, "g", inputs.g);
   CheckSameType(op, "d_out", d_out, "g", inputs.g);
   CheckView(op, "d_out", d_out);
@@ -144,7 +148,7 @@ Call BackwardCall(const char* op, const Inputs& inputs, const ConstTensorView& d
   CheckLike(op, "dv", gradients.dv, "v", inputs.v);
   CheckLike(op, "dg", gradients.dg, "g", inputs.g);
   std::vector<Named<ConstTensorView>> others = {{"d_out", d_out}};
-  Call call = CallOf(inputs);
+  Call call = CallOf(inputs, precision);
   Problem& problem = call.problem;
   problem.d_out = InputOf(d_out);
   problem.q.dx = OutputOf(gradients.dq);

@@ -95,6 +95,146 @@ HWY_INLINE void MultiplyToGradient(const Operand& operand, Goal goal, Head head,
   }
 }
 
+#if !ATTNOPS_ONE_LANE
+
+// LoadGradient for bfloat16 products: dQKV as rows and as pairs of tokens.
+template <bool kKept>
+inline void LoadGradientPairs(const Rows<const BFloat16>& d_out, const Rows<const BFloat16>& g,
+                              const Rows<const BFloat16>& qkv, const Rows<BFloat16>& dg,
+                              std::int64_t count, std::int64_t columns, const Blocks& blocks) {
+  ForEachChunk(columns,
+               [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+                 const auto at_row = [&](std::int64_t row) ATTNOPS_INLINE_LAMBDA {
+                   const Chunk gradient = LoadChunkN(d_out[row] + column, n);
+                   if constexpr (kKept) {
+                     StoreChunkN<Payload::kUpper>(Mul(gradient, LoadChunkN(qkv[row] + column, n)),
+                                                  dg[row] + column, n);
+                   }
+                   const VU packed = RoundToPacked(Mul(gradient, LoadChunkN(g[row] + column, n)));
+                   hn::StoreU(hn::BitCast(DU16(), packed), DU16(),
+                              reinterpret_cast<std::uint16_t*>(blocks.rows16[row] + column));
+                   return packed;
+                 };
+                 float* to = blocks.e_pairs.data + chunk * blocks.e_pairs.panel;
+                 std::int64_t row = 0;
+                 for (; row + 1 < count; row += 2, to += ChunkSize()) {
+                   const VU first = at_row(row);
+                   StorePairs(PairsOfRows(first, at_row(row + 1)), to);
+                 }
+                 if (row < count) StorePairs(PairsOfRows(at_row(row), hn::Zero(DU())), to);
+               });
+}
+
+// A product with the gradient of an operand's rows as its result: MultiplyToGradient for bfloat16.
+inline void MultiplyPairsToGradient(const Problem& problem, const Operand& operand, Goal goal,
+                                    Head head, std::int64_t first, std::int64_t count,
+                                    const Blocks& blocks, const LeftPairs& left,
+                                    const Panels& right, std::int64_t columns, const Panels& rows,
+                                    Prefetcher& prefetcher) {
+  if (operand.stage.IsDirect()) {
+    if (goal == Goal::kMeans) return;
+    MultiplyPairs<Left::kStraight>(
+        problem.dot, left.left, right, count, left.depth, ChunksOf(columns),
+        StoreInRows<BFloat16, Payload::kAny>{RowsOf<BFloat16>(operand.dx, head, first), columns,
+                                             prefetcher});
+  } else if (goal == Goal::kGradients || operand.stage.SumsColumns()) {
+    StageGradient<BFloat16>(operand, goal, head, first, count, blocks, rows, {}, prefetcher)
+        .Multiply(problem.dot, left.left, right, left.depth);
+  }
+}
+
+// The products of BackwardQueryRange for a block, with bfloat16 operands.
+template <bool kKept>
+void BackwardQueryPairs(const Problem& problem, Goal goal, Head head, std::int64_t first,
+                        std::int64_t count, bool add, const Blocks& blocks, const Panels& kv,
+                        const Panels& kv_transposed, const Panels& dkv, Prefetcher& prefetcher) {
+  using T = BFloat16;
+  const std::int64_t D = problem.D, E = problem.E;
+  const std::int64_t inner = InnerExtent<T>(problem), width = InnerWidth(problem);
+  const std::int64_t pairs = DivideUp(count, 2);
+  const bool gradients = goal == Goal::kGradients;
+  const Operand& q = problem.q;
+  const Rows<const T> d_out = RowsOf<T>(problem.d_out, head, first);
+  prefetcher.Spread(PausesOf(count, DivideUp(E, 2), width) +
+                    (gradients ? PausesOf(inner, pairs, E) : 0) +
+                    (kKept ? 0 : PausesOf(count, width / 2, E)));
+  if (problem.g.stage.IsDirect()) {
+    LoadGradientPairs<kKept>(d_out, RowsOf<T>(problem.g.x, head, first),
+                             RowsOf<T>(problem.kept_qkv, head, first),
+                             RowsOf<T>(problem.g.dx, head, first), count, E, blocks);
+  } else {
+    LoadStagedGradient<T, kKept>(problem, goal, head, first, count, blocks, prefetcher);
+    RoundRows(blocks.e, count, ChunksOf(E), blocks.rows16);
+    PairTokens(blocks.e, count, ChunksOf(E), blocks.e_pairs);
+  }
+  if (!q.stage.IsDirect() && !IsTiled(q, goal)) {
+    LoadOperand<T>(q, head, first, count, blocks, blocks.d);
+  }
+  const LeftPairs d_qkv{PairLeft::OfRows({blocks.rows16.data, blocks.rows16.stride}),
+                        DivideUp(E, 2)};
+  MultiplyPairsToGradient(problem, q, goal, head, first, count, blocks, d_qkv, kv_transposed, D,
+                          blocks.d, prefetcher);
+  if (gradients) {
+    if (q.stage.IsDirect()) {
+      const Rows<const T> x = RowsOf<T>(q.x, head, first);
+      PairTokens(x.data, x.stride, count, D, blocks.d_pairs);
+    } else {
+      PairTokens(blocks.d, count, ChunksOf(width), blocks.d_pairs);
+    }
+  }
+  if constexpr (!kKept) {
+    const bool wanted =
+        problem.g.stage.IsDirect() ? gradients : gradients || problem.g.stage.SumsColumns();
+    if (wanted) {
+      const LeftPairs left = q.stage.IsDirect() ? DirectLeft(q, head, first, count, blocks)
+                                                : StagedLeft(blocks.d, count, width, blocks);
+      if (problem.g.stage.IsDirect()) {
+        MultiplyPairs<Left::kStraight>(
+            problem.dot, left.left, kv, count, left.depth, ChunksOf(E),
+            StoreProduct<T, T, RowsFactor<T>, Payload::kAny>{
+                {d_out}, RowsOf<T>(problem.g.dx, head, first), {}, E, prefetcher});
+      } else {
+        StageGradient<T>(problem.g, goal, head, first, count, blocks, {}, d_out, prefetcher)
+            .Multiply(problem.dot, left.left, kv, left.depth);
+      }
+    }
+  }
+  if (gradients) {
+    MultiplyPairs<Left::kTransposed>(problem.dot, PairLeft::OfPanels(blocks.d_pairs),
+                                     blocks.e_pairs, inner, pairs, ChunksOf(E),
+                                     AddToMatrix{dkv, add, prefetcher});
+  }
+}
+
+// The products of BackwardKey for a block, with bfloat16 operands.
+inline void BackwardKeyPairs(const Problem& problem, Goal goal, Head head, std::int64_t first,
+                             std::int64_t count, const Blocks& blocks, const Panels& dkv,
+                             const Panels& dkv_transposed, Prefetcher& prefetcher) {
+  using T = BFloat16;
+  const std::int64_t D = problem.D, E = problem.E, width = InnerWidth(problem);
+  const Operand &k = problem.k, &v = problem.v;
+  prefetcher.Spread(PausesOf(count, DivideUp(E, 2), width) + PausesOf(count, width / 2, E));
+  if (!k.stage.IsDirect() && !IsTiled(k, goal)) {
+    LoadOperand<T>(k, head, first, count, blocks, blocks.d);
+  }
+  LeftPairs left;
+  if (v.stage.IsDirect()) {
+    left = DirectLeft(v, head, first, count, blocks);
+  } else {
+    LoadOperand<T>(v, head, first, count, blocks, blocks.e);
+    left = StagedLeft(blocks.e, count, E, blocks);
+  }
+  MultiplyPairsToGradient(problem, k, goal, head, first, count, blocks, left, dkv_transposed, D,
+                          blocks.d, prefetcher);
+  if (goal == Goal::kMeans && !v.stage.SumsColumns()) return;
+  left = k.stage.IsDirect() ? DirectLeft(k, head, first, count, blocks)
+                            : StagedLeft(blocks.d, count, width, blocks);
+  MultiplyPairsToGradient(problem, v, goal, head, first, count, blocks, left, dkv, E, {},
+                          prefetcher);
+}
+
+#endif  // !ATTNOPS_ONE_LANE
+
 template <typename T, bool kKept>
 void BackwardQueryRange(const Problem& problem, Goal goal, Head head, Range range,
                         const Blocks& blocks, const Panels& kv, const Panels& kv_transposed,
@@ -107,15 +247,6 @@ void BackwardQueryRange(const Problem& problem, Goal goal, Head head, Range rang
     const Rows<const Kept<T>> qkv = RowsOf<Kept<T>>(problem.kept_qkv, head, first);
     const Rows<T> dg = RowsOf<T>(problem.g.dx, head, first);
     Prefetcher prefetcher;
-    if (!IsTiled(problem.q, goal)) {
-      LoadOperand<T>(problem.q, head, first, count, blocks, blocks.d);
-    }
-    if (problem.g.stage.IsDirect()) {
-      LoadGradient<T, kKept>(d_out, RowsOf<T>(problem.g.x, head, first), qkv, dg, count, E,
-                             blocks.e);
-    } else {
-      LoadStagedGradient<T, kKept>(problem, goal, head, first, count, blocks, prefetcher);
-    }
     const Range next = NextBlock(range, problem.N, first, blocks);
     PrefetchBlock<T>(problem.q.x, head, next, D, prefetcher);
     PrefetchBlock<T>(problem.g.x, head, next, E, prefetcher);
@@ -129,6 +260,24 @@ void BackwardQueryRange(const Problem& problem, Goal goal, Head head, Range rang
       PrefetchBlock<T>(problem.v.x, head, block, E, prefetcher);
       PrefetchBlock<T>(problem.k.dx, head, block, D, prefetcher);
       PrefetchBlock<T>(problem.v.dx, head, block, E, prefetcher);
+    }
+#if !ATTNOPS_ONE_LANE
+    if constexpr (kHasPairs<T>) {
+      if (problem.dot != nullptr) {
+        BackwardQueryPairs<kKept>(problem, goal, head, first, count, first != range.begin, blocks,
+                                  kv, kv_transposed, dkv, prefetcher);
+        return;
+      }
+    }
+#endif
+    if (!IsTiled(problem.q, goal)) {
+      LoadOperand<T>(problem.q, head, first, count, blocks, blocks.d);
+    }
+    if (problem.g.stage.IsDirect()) {
+      LoadGradient<T, kKept>(d_out, RowsOf<T>(problem.g.x, head, first), qkv, dg, count, E,
+                             blocks.e);
+    } else {
+      LoadStagedGradient<T, kKept>(problem, goal, head, first, count, blocks, prefetcher);
     }
     prefetcher.Spread(PausesOf(count, StorageExtent<T>(E), InnerWidth(problem)) +
                       (gradients ? PausesOf(inner, count, E) : 0) +
@@ -170,10 +319,6 @@ void BackwardKey(const Problem& problem, Goal goal, Head head, Range range, cons
   const std::int64_t D = problem.D, E = problem.E;
   const std::int64_t inner = InnerExtent<T>(problem);
   ForEachBlock(range, [&](std::int64_t first, std::int64_t count) ATTNOPS_INLINE_LAMBDA {
-    if (!IsTiled(problem.k, goal)) {
-      LoadOperand<T>(problem.k, head, first, count, blocks, blocks.d);
-    }
-    LoadOperand<T>(problem.v, head, first, count, blocks, blocks.e);
     Prefetcher prefetcher;
     const Range next = NextBlock(range, problem.M, first, blocks);
     PrefetchBlock<T>(problem.k.x, head, next, D, prefetcher);
@@ -181,6 +326,19 @@ void BackwardKey(const Problem& problem, Goal goal, Head head, Range range, cons
     PrefetchBlock<T>(problem.k.dx, head, next, D, prefetcher);
     PrefetchBlock<T>(problem.v.dx, head, next, E, prefetcher);
     if (next.begin >= problem.M) PrefetchNextHead<T>(problem, blocks.next, prefetcher);
+#if !ATTNOPS_ONE_LANE
+    if constexpr (kHasPairs<T>) {
+      if (problem.dot != nullptr) {
+        BackwardKeyPairs(problem, goal, head, first, count, blocks, dkv, dkv_transposed,
+                         prefetcher);
+        return;
+      }
+    }
+#endif
+    if (!IsTiled(problem.k, goal)) {
+      LoadOperand<T>(problem.k, head, first, count, blocks, blocks.d);
+    }
+    LoadOperand<T>(problem.v, head, first, count, blocks, blocks.e);
     prefetcher.Spread(PausesOf(count, StorageExtent<T>(E), InnerWidth(problem)) +
                       PausesOf(count, inner, E));
     MultiplyToGradient<T>(problem.k, goal, head, first, count, blocks, blocks.e, dkv_transposed,

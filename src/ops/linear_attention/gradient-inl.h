@@ -9,6 +9,7 @@
 
 #include <hwy/highway.h>
 
+#include "src/ops/linear_attention/pairs-inl.h"
 #include "src/ops/linear_attention/stages-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -73,6 +74,15 @@ class StageGradient {
                                      staged_.shape.Chunks(), *this);
     Finish();
   }
+
+#if !ATTNOPS_ONE_LANE
+  // The same with bfloat16 operands.
+  void Multiply(DotTile dot, const PairLeft& left, const Panels& right, std::int64_t depth) const {
+    MultiplyPairsToTiles(dot, left, right, count_, depth, operand_.stage.encodes ? 2 : 1,
+                         staged_.shape.Chunks(), *this);
+    Finish();
+  }
+#endif
 
   HWY_INLINE void Tile(std::int64_t first, std::int64_t rows, std::int64_t chunk,
                        const ChunkRows& sums) const {

@@ -50,6 +50,12 @@ inline void AddPanel(const Problem& problem, const float* from, float* to) {
   }
 }
 
+#if !ATTNOPS_ONE_LANE
+inline void PairRowsInPlace(const Panels& matrix, std::int64_t rows, std::int64_t columns) {
+  PairRows(matrix, rows, ChunksOf(columns), matrix);
+}
+#endif
+
 template <typename T>
 Kernels KernelsOfTarget() {
   Kernels kernels;
@@ -59,6 +65,10 @@ Kernels KernelsOfTarget() {
   kernels.store_kv = StoreKv<T>;
   kernels.load_kv = LoadKv<T>;
   kernels.transpose = TransposeKv;
+  kernels.pair_rows = nullptr;
+#if !ATTNOPS_ONE_LANE
+  if constexpr (kHasPairs<T>) kernels.pair_rows = PairRowsInPlace;
+#endif
   kernels.add_panel = AddPanel;
   kernels.forward = Forward<T>;
   kernels.backward_query = BackwardQuery<T>;

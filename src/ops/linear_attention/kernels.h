@@ -9,10 +9,12 @@
 
 #include <cstdint>
 
+#include "attnops/precision.h"
 #include "attnops/types.h"
 #include "src/core/checks.h"
 #include "src/core/kernel_list.h"
 #include "src/core/tensor.h"
+#include "src/gemm/dot_tile.h"
 #include "src/gemm/panels.h"
 #include "src/positions/angles.h"
 
@@ -62,6 +64,10 @@ struct Problem {
   Output out, kv, qkv;
   // Backward
   Input d_out, kept_kv, kept_qkv;
+  // The microkernel of bfloat16 products, of KV and of the others; null for float32 products. With
+  // the latter KV, dKV and their transposes are in pairs of rows once they are complete.
+  DotTile kv_dot = nullptr;
+  DotTile dot = nullptr;
 };
 
 struct Head {
@@ -70,6 +76,10 @@ struct Head {
 
 // A worker's memory.
 struct Blocks {
+  // For bfloat16 products: pairs of tokens of the inner features and of E, and kBlockTokens rows of
+  // either.
+  Panels d_pairs, e_pairs;
+  Rows<BFloat16> rows16;
   // Blocks of kBlockTokens rows: of inner features, of E features, and of a gradient that a softmax
   // needs in whole rows or columns.
   Panels d, e, gradient;
@@ -105,6 +115,8 @@ struct Kernels {
   void (*load_kv)(const Problem& problem, Head head, const Panels& kv);
   // to = fromᵀ, for the padded matrices; from is (inner,E).
   void (*transpose)(const Problem& problem, const Panels& from, const Panels& to);
+  // Rounds a complete matrix of padded rows and columns to pairs of rows, in place.
+  void (*pair_rows)(const Panels& matrix, std::int64_t rows, std::int64_t columns);
   // Adds the panel `from` of an (inner,E) matrix to the panel `to` of another.
   void (*add_panel)(const Problem& problem, const float* from, float* to);
 
@@ -126,6 +138,7 @@ ATTNOPS_DECLARE_KERNELS_OF_TYPES(Kernels);
 // have the same theta.
 struct Call {
   DType dtype;
+  Precision precision;  // kHighest, kHigh or kMedium
   Problem problem;
 };
 void Forward(const Call& call);

@@ -70,6 +70,12 @@ class Plan {
                         static_cast<double>(problem_.E) *
                         static_cast<double>(problem_.N + problem_.M);
     workers_ = work < kSerialWork ? 1 : MaxWorkers();
+    const DotTile dot = call.precision == Precision::kHighest ? nullptr : FindDotTile(target_);
+    if (call.precision == Precision::kMedium) problem_.dot = dot;
+    // K and V as they are give an exact KV at half the cost. Other products would need
+    // intermediates in two parts, which is no faster than float32.
+    const bool direct = problem_.k.stage.IsDirect() && problem_.v.stage.IsDirect();
+    if (problem_.dot != nullptr || direct) problem_.kv_dot = dot;
     whole_ = heads_ >= kHeadsOfWorker * workers_ || (n_.count == 1 && m_.count == 1);
     for (Operand* operand : {&problem_.q, &problem_.k, &problem_.v, &problem_.g}) {
       operands_[operand->index] = operand;
@@ -121,6 +127,11 @@ class Plan {
   const Pieces& PiecesOf(const Operand& operand) const {
     return operand.index == problem_.q.index || operand.index == problem_.g.index ? n_ : m_;
   }
+  // Elements from one row of bfloat16 to the next: a chunk more than it has, so that rows do not
+  // all begin in the same set of the cache.
+  std::int64_t Rows16Stride() const {
+    return std::max(inner_, Padded(problem_.E)) + kernels_.chunk;
+  }
   // Floats of a row of an operand's columns.
   std::int64_t ColumnsSize(const Operand& operand) const {
     return operand.stage.parts * Padded(operand.stage.part);
@@ -160,6 +171,11 @@ class Plan {
   void PlanBlocks(Pass pass, ScratchPlan& plan) {
     plan.AddForWorkers(d_blocks_, BlockSize(inner_));
     plan.AddForWorkers(e_blocks_, BlockSize(problem_.E));
+    if (problem_.kv_dot != nullptr) {
+      plan.AddForWorkers(d_pairs_, Panels::Size(kBlockTokens / 2, inner_, kernels_.chunk));
+      plan.AddForWorkers(e_pairs_, Panels::Size(kBlockTokens / 2, problem_.E, kernels_.chunk));
+      plan.AddForWorkers(rows16_, kBlockTokens * Rows16Stride() / 2);
+    }
     std::int64_t row = 0;
     std::int64_t table = 0;
     bool softmax = false;
@@ -220,6 +236,12 @@ class Plan {
     blocks.d = {d_blocks_.At(worker), panel};
     blocks.e = {e_blocks_.At(worker), panel};
     blocks.gradient = {gradients_.At(worker), panel};
+    if (problem_.kv_dot != nullptr) {
+      const std::int64_t pairs = Panels::PanelSize(kBlockTokens / 2, kernels_.chunk);
+      blocks.d_pairs = {d_pairs_.At(worker), pairs};
+      blocks.e_pairs = {e_pairs_.At(worker), pairs};
+      blocks.rows16 = {reinterpret_cast<BFloat16*>(rows16_.At(worker)), Rows16Stride()};
+    }
     blocks.table = tables_.At(worker);
     blocks.rows = rows_.At(worker);
     return blocks;
@@ -255,7 +277,8 @@ class Plan {
   int workers_ = 1;
   Arrays kvs_, dkvs_, transposed_;  // of each worker, or of each head or piece of a wave
   Arrays piece_kv_;                 // of a worker, for the piece that is added next
-  Arrays d_blocks_, e_blocks_, gradients_, tables_, rows_;
+  Arrays d_blocks_, e_blocks_, d_pairs_, e_pairs_, rows16_;
+  Arrays gradients_, tables_, rows_;
   std::array<Arrays, kOperands> columns_{};
   std::array<Arrays, kOperands> means_{};
 };

@@ -64,6 +64,7 @@ class Run : public Plan {
     const Panels kv = KvAt(kvs_, worker);
     MakeKv(head, worker, blocks, kv);
     if (problem_.kv.data != nullptr) kernels_.store_kv(problem_, head, kv);
+    CompleteKv(kv);
     kernels_.forward(problem_, head, {0, problem_.N}, blocks, kv);
   }
 
@@ -79,7 +80,7 @@ class Run : public Plan {
     } else {
       MakeKv(head, worker, blocks, kv);
     }
-    kernels_.transpose(problem_, kv, transposed);
+    CompleteKv(kv, &transposed);
     const auto query = [&](Goal goal, Range range, const Blocks& own, const Panels& to) {
       kernels_.backward_query(problem_, goal, head, range, own, kv, transposed, to);
     };
@@ -88,13 +89,22 @@ class Run : public Plan {
     SumOfPieces(n_, worker, dkv,
                 [&](Range range, const Panels& to) { query(Goal::kGradients, range, blocks, to); });
     kernels_.finish_kv(problem_, dkv);
-    kernels_.transpose(problem_, dkv, transposed);
+    CompleteKv(dkv, &transposed);
     const auto key = [&](Goal goal, Range range, const Blocks& own) {
       kernels_.backward_key(problem_, goal, head, range, own, dkv, transposed);
     };
     SumMeansOfHead(m_, problem_.k, problem_.v, worker, blocks,
                    [&](Range range, const Blocks& own) { key(Goal::kMeans, range, own); });
     key(Goal::kGradients, {0, problem_.M}, blocks);
+  }
+
+  // Makes a finished KV, or dKV, the operand of products, and its transpose if that is given.
+  void CompleteKv(const Panels& kv, const Panels* transposed = nullptr) const {
+    if (transposed != nullptr) kernels_.transpose(problem_, kv, *transposed);
+    if (problem_.dot == nullptr) return;
+    const std::int64_t columns = Padded(problem_.E);
+    kernels_.pair_rows(kv, inner_, columns);
+    if (transposed != nullptr) kernels_.pair_rows(*transposed, columns, inner_);
   }
 
   void MakeKv(Head head, int worker, const Blocks& blocks, const Panels& kv) const {
@@ -219,6 +229,7 @@ class Run : public Plan {
       if (problem_.kv.data != nullptr) {
         kernels_.store_kv(problem_, HeadOf(wave.first + task), kv);
       }
+      CompleteKv(kv);
     });
     ForEachPiece(wave, n_, [&](std::int64_t task, std::int64_t head, const Blocks& blocks) {
       kernels_.forward(problem_, HeadOf(wave.first + head), n_.At(task % n_.count), blocks,
@@ -236,7 +247,8 @@ class Run : public Plan {
       } else {
         kernels_.finish_kv(problem_, kv);
       }
-      kernels_.transpose(problem_, kv, TransposedAt(task));
+      const Panels transposed = TransposedAt(task);
+      CompleteKv(kv, &transposed);
     });
     const auto query = [&](Goal goal, std::int64_t piece, std::int64_t head, const Blocks& blocks,
                            const Panels& to) {
@@ -253,7 +265,8 @@ class Run : public Plan {
     RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
       const Panels dkv = KvAt(dkvs_, task * dkv_slots_);
       kernels_.finish_kv(problem_, dkv);
-      kernels_.transpose(problem_, dkv, TransposedAt(task));
+      const Panels transposed = TransposedAt(task);
+      CompleteKv(dkv, &transposed);
     });
     const auto key = [&](Goal goal, std::int64_t piece, std::int64_t head, const Blocks& blocks) {
       kernels_.backward_key(problem_, goal, HeadOf(wave.first + head), m_.At(piece), blocks,

@@ -10,9 +10,11 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "src/gemm/epilogues-inl.h"
 #include "src/gemm/multiply-inl.h"
+#include "src/gemm/pairs-inl.h"
 #include "src/gemm/panels-inl.h"
 #include "src/gemm/prefetch.h"
 #include "src/ops/tensor_product_attention/kernels.h"
@@ -71,6 +73,13 @@ void Prepare(const Problem& problem, std::int64_t batch, Range heads, const Work
     }
   }
   LoadRows(RowOf<T>(problem.bq, batch, 0), problem.bq.token, problem.R, problem.D, work.bq);
+#if !ATTNOPS_ONE_LANE
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (problem.score_dot != nullptr && problem.through_rank) {
+      RoundRows(work.bq, problem.R, ChunksOf(problem.D), work.left16);
+    }
+  }
+#endif
   if (problem.through_rank) return;
   Prefetcher nothing;
   Multiply<Left::kStraight>(work.aq, work.bq, places, problem.R, ChunksOf(problem.D),
@@ -82,6 +91,11 @@ void Prepare(const Problem& problem, std::int64_t batch, Range heads, const Work
       RowOf(work.q, column / chunk, place)[column % chunk] = 0.0f;
     }
   }
+#if !ATTNOPS_ONE_LANE
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (problem.score_dot != nullptr) RoundRows(work.q, places, ChunksOf(problem.D), work.left16);
+  }
+#endif
 }
 
 // A block of tokens of some heads.

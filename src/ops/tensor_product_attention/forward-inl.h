@@ -72,6 +72,22 @@ HWY_INLINE void MultiplyValues(const Block<T>& block, bool before, const Panels&
   const Workspace& work = block.work;
   const std::int64_t& batch = block.batch;
   const Range &heads = block.heads, &tokens = block.tokens;
+#if !ATTNOPS_ONE_LANE
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (problem.value_dot != nullptr) {
+      PairTokens(work.s, tokens.size(), ChunksOf(heads.size()), work.s_pairs);
+      PairTokens(RowOf<T>(problem.bv, batch, tokens.begin), problem.bv.token, tokens.size(),
+                 problem.E, work.v_pairs);
+      ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
+        MultiplyPairs<Left::kTransposed>(
+            problem.value_dot, PairLeft::OfPanels(ColumnsFrom(work.s_pairs, place)), work.v_pairs,
+            n, DivideUp(tokens.size(), 2), ChunksOf(problem.E),
+            AddValues{RowsFrom(out, place), work.factor + place, before, prefetcher});
+      });
+      return;
+    }
+  }
+#endif
   ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
     MultiplyRows<Left::kTransposed>(
         ColumnsFrom(work.s, place), RowOf<T>(problem.bv, batch, tokens.begin), problem.bv.token,
@@ -114,8 +130,9 @@ void Attend(const Problem& problem, std::int64_t batch, Range heads, Range token
     const Block<T> block{problem, batch, heads, {first, first + count}, work};
     Prefetcher prefetcher;
     PrefetchBlock<T>(problem, batch, heads, first + kBlockTokens, prefetcher);
-    prefetcher.Spread(PausesOf(problem.through_rank ? problem.R : H, Padded(D), count) +
-                      PausesOf(H, count, E));
+    prefetcher.Spread(PausesOf(problem.through_rank ? problem.R : H,
+                               Padded(D) / (problem.score_dot != nullptr ? 2 : 1), count) +
+                      PausesOf(H, DivideUp(count, problem.value_dot != nullptr ? 2 : 1), E));
 
     MultiplyKeys(block, prefetcher);
     for (std::int64_t c = 0; c < ChunksOf(H); ++c) {

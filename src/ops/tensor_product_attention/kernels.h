@@ -4,10 +4,12 @@
 
 #include <cstdint>
 
+#include "attnops/precision.h"
 #include "attnops/tpa_decode.h"
 #include "attnops/types.h"
 #include "src/core/kernel_list.h"
 #include "src/core/tensor.h"
+#include "src/gemm/dot_tile.h"
 #include "src/gemm/panels.h"
 
 namespace attnops::tensor_product_attention {
@@ -28,17 +30,23 @@ struct Problem {
   float value_scale;  // scale_v
   // Scores as aq·(bq·bkᵀ) instead of (aq·bq)·bkᵀ.
   bool through_rank;
+  // The microkernels of bfloat16 products with bk and with bv; null for float32 products.
+  DotTile score_dot = nullptr;
+  DotTile value_dot = nullptr;
 };
 
 // A worker's matrices, float32. Heads and the columns of bq, q and bv are in the type's storage
 // order.
 struct Workspace {
-  Panels aq;      // (R, heads), scaled, or (heads, R) if not through the rank
-  Panels bq;      // (R, D)
-  Panels q;       // (heads, D), if not through the rank
-  Panels t;       // (R or heads, block): bq·bkᵀ or q·bkᵀ
-  Panels s;       // (block, heads): scores, then weights
-  Panels right;   // (features of bk, tokens) or (block, columns of bv), tile_columns of them
+  Panels aq;     // (R, heads), scaled, or (heads, R) if not through the rank
+  Panels bq;     // (R, D)
+  Panels q;      // (heads, D), if not through the rank
+  Panels t;      // (R or heads, block): bq·bkᵀ or q·bkᵀ
+  Panels s;      // (block, heads): scores, then weights
+  Panels right;  // (features of bk, tokens) or (block, columns of bv), tile_columns of them
+  // For bfloat16 products: rows of bq, or of q, and the pairs of tokens of weights and of bv.
+  Rows<BFloat16> left16;
+  Panels s_pairs, v_pairs;
   float* factor;  // of each head: multiplies the sums of the blocks before
 };
 
@@ -75,7 +83,7 @@ struct Kernels {
 ATTNOPS_DECLARE_KERNELS_OF_TYPES(Kernels);
 
 // One decoding step over checked tensors; out and M are not empty.
-void Run(const Problem& problem, DType dtype, TpaSplit split);
+void Run(const Problem& problem, DType dtype, Precision precision, TpaSplit split);
 
 }  // namespace attnops::tensor_product_attention
 

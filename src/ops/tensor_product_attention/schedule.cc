@@ -28,9 +28,9 @@ constexpr std::int64_t kTaskHeads = 4;
 // neither the split nor the number of threads is seen in the bits.
 class Call {
  public:
-  Call(const Problem& problem, DType dtype)
+  Call(const Problem& problem, DType dtype, TargetIndex target)
       : problem_(problem),
-        kernels_(KernelsFor(dtype, ChosenTarget())),
+        kernels_(KernelsFor(dtype, target)),
         piece_(PieceSize(problem.M)),
         pieces_(DivideUp(problem.M, piece_)) {
     const double tokens = static_cast<double>(problem.B) * static_cast<double>(problem.M);
@@ -111,11 +111,21 @@ class Call {
   };
   // The memory of each worker.
   struct Workspaces {
-    Matrices aq, bq, q, t, s, right;
-    Arrays factor;
+    Matrices aq, bq, q, t, s, right, s_pairs, v_pairs;
+    Arrays left16, factor;
+    std::int64_t left16_stride = 0;
 
     Workspace At(std::int64_t i) const {
-      return {aq.At(i), bq.At(i), q.At(i), t.At(i), s.At(i), right.At(i), factor.At(i)};
+      return {aq.At(i),
+              bq.At(i),
+              q.At(i),
+              t.At(i),
+              s.At(i),
+              right.At(i),
+              {reinterpret_cast<BFloat16*>(left16.At(i)), left16_stride},
+              s_pairs.At(i),
+              v_pairs.At(i),
+              factor.At(i)};
     }
   };
   struct Partials {
@@ -141,6 +151,14 @@ class Call {
     PlanMatrix(plan, work.s, kBlockTokens, places);
     PlanMatrix(plan, work.right, std::max(kBlockTokens, kTransposedFeatures),
                kernels_.tile_columns);
+    if (problem_.score_dot != nullptr) {
+      work.left16_stride = RoundUp(D, kernels_.chunk) + kernels_.chunk;
+      plan.AddForWorkers(work.left16, (through_rank ? R : places) * work.left16_stride / 2);
+    }
+    if (problem_.value_dot != nullptr) {
+      PlanMatrix(plan, work.s_pairs, kBlockTokens / 2, places);
+      PlanMatrix(plan, work.v_pairs, kBlockTokens / 2, problem_.E);
+    }
     plan.AddForWorkers(work.factor, places);
   }
   std::int64_t PartialSize(std::int64_t heads) const {
@@ -260,6 +278,15 @@ class Call {
 
 }  // namespace
 
-void Run(const Problem& problem, DType dtype, TpaSplit split) { Call(problem, dtype).Run(split); }
+void Run(const Problem& problem, DType dtype, Precision precision, TpaSplit split) {
+  const TargetIndex target = ChosenTarget();
+  Problem own = problem;
+  const DotTile dot = precision == Precision::kHighest ? nullptr : FindDotTile(target);
+  if (precision == Precision::kMedium) own.value_dot = dot;
+  // bq and bk as they are give exact products at half the cost. Two parts of q or of a weight would
+  // cost what float32 does.
+  if (precision == Precision::kMedium || own.through_rank) own.score_dot = dot;
+  Call(own, dtype, target).Run(split);
+}
 
 }  // namespace attnops::tensor_product_attention

@@ -44,6 +44,29 @@ HWY_INLINE void MultiplyKeys(const Block<T>& block, Prefetcher& prefetcher) {
     const Panels t{RowOf(work.t, ChunksOf(first), 0), work.t.panel};
     for (std::int64_t feature = 0; feature < problem.D; feature += kTransposedFeatures) {
       const std::int64_t features = std::min(kTransposedFeatures, problem.D - feature);
+#if !ATTNOPS_ONE_LANE
+      if constexpr (std::is_same_v<T, BFloat16>) {
+        if (problem.score_dot != nullptr) {
+          LoadTransposedPairs(RowOf<T>(problem.bk, batch, tokens.begin + first) + feature,
+                              problem.bk.token, count, features, work.right);
+          const auto multiply = [&](const Panels& to, std::int64_t row,
+                                    std::int64_t rows) HWY_ATTR {
+            const Rows<const T> left{work.left16[row] + feature, work.left16.stride};
+            MultiplyPairs<Left::kStraight>(problem.score_dot, PairLeft::OfRows(left), work.right,
+                                           rows, DivideUp(features, 2), ChunksOf(count),
+                                           AddToMatrix{to, feature > 0, prefetcher});
+          };
+          if (problem.through_rank) {
+            multiply(t, 0, problem.R);
+          } else {
+            ForEachPlaces<T>(heads.size(), [&](std::int64_t place, std::int64_t n) HWY_ATTR {
+              multiply(RowsFrom(t, place), place, n);
+            });
+          }
+          continue;
+        }
+      }
+#endif
       LoadTransposed(RowOf<T>(problem.bk, batch, tokens.begin + first) + feature, problem.bk.token,
                      count, features, work.right);
       const auto multiply = [&](const Panels& left, const Panels& to, std::int64_t rows) HWY_ATTR {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "src/core/checks.h"
+#include "src/core/precision.h"
 #include "src/ops/tensor_product_attention/kernels.h"
 
 namespace attnops {
@@ -87,6 +88,7 @@ void TpaDecode(const ConstTensorView& aq, const ConstTensorView& ak, const Const
                const TensorView& out, const TpaDecodeOptions& options) {
   CheckInputs(aq, ak, av, bq, bk, bv);
   CheckOptions(options);
+  const Precision precision = PrecisionOf(kOp, options.precision, aq.dtype());
   CheckOut(out, aq, bv);
   CheckApart(kOp, "out", out, "aq", aq);
   CheckApart(kOp, "out", out, "ak", ak);
@@ -115,7 +117,7 @@ void TpaDecode(const ConstTensorView& aq, const ConstTensorView& ak, const Const
                         static_cast<float>(scale * options.scale_k),
                         static_cast<float>(options.scale_v),
                         R * (D + H) < H * D};
-  Run(problem, aq.dtype(), options.split);
+  Run(problem, aq.dtype(), precision, options.split);
 }
 
 }  // namespace attnops
