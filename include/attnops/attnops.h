@@ -10,6 +10,8 @@
 #include "attnops/md_lrpe_cosine.h"  // IWYU pragma: export
 #include "attnops/parallel.h"        // IWYU pragma: export
 #include "attnops/precision.h"       // IWYU pragma: export
+#include "attnops/rope.h"            // IWYU pragma: export
+#include "attnops/rotary_options.h"  // IWYU pragma: export
 #include "attnops/target.h"          // IWYU pragma: export
 #include "attnops/tpa_decode.h"      // IWYU pragma: export
 #include "attnops/types.h"           // IWYU pragma: export

@@ -31,6 +31,12 @@ void MdLrpeCosineBackward(const ConstTensorView& x, const ConstTensorView& theta
                           const ConstTensorView& d_out, const TensorView& dx,
                           const MdLrpeCosineOptions& options);
 
+// The gradient of theta, with its shape, in float32, from that of out: with p the index on the
+// axis of feature c, Σ p·(out_c·d_out_{D+c} − out_{D+c}·d_out_c) over what a theta is shared by.
+void MdLrpeCosineThetaGradient(const ConstTensorView& x, const ConstTensorView& theta,
+                               const ConstTensorView& d_out, const TensorView& d_theta,
+                               const MdLrpeCosineOptions& options);
+
 // Cosines and sines for MdLrpeCosineWithTable, built once: table (H or 1, n_1+…+n_k, E, 2),
 // float32, one row for each index of each axis, where theta is (H or 1, E), float32 or a 16-bit
 // type, and d ≤ E·k the features of x. The offset, in 1-d, is in the table.

@@ -1,4 +1,4 @@
-// Exact scalar conversions from the 16-bit types, and integer division that rounds up.
+// Exact scalar conversions from the 16-bit types, and integer division that rounds up or down.
 #ifndef ATTNOPS_SRC_CORE_NUMERIC_H_
 #define ATTNOPS_SRC_CORE_NUMERIC_H_
 
@@ -40,6 +40,8 @@ inline float ToFloat(Float16 value) {
 }
 
 constexpr std::int64_t DivideUp(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+// The remainder of a division that rounds down, from 0 to b−1.
+constexpr std::int64_t FloorModulo(std::int64_t a, std::int64_t b) { return (a % b + b) % b; }
 constexpr std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return DivideUp(a, b) * b; }
 
 }  // namespace attnops

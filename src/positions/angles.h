@@ -1,10 +1,11 @@
 // Where the angles of a call come from, and tables of their cos and sin.
 //
 // Tokens lie in a grid of one or more axes, and each angle belongs to one axis: it is the index
-// on that axis times theta. The sincos of every step_count-th index is computed from the exact
-// product with theta (turns.h); the indices after it follow by one complex product with the sincos
-// of i·theta, i < step_count, which is made once a call. A token's values depend on its index in
-// the grid alone, not on how the work is divided.
+// on that axis times theta. Or each token has a position of its own (ids.h), one for each section of
+// the angles. The sincos of every position that is a multiple of step_count is computed from the
+// exact product with theta (turns.h); those after it follow by one complex product with the sincos
+// of i·theta, i < step_count, which is made once a call. A token's values depend on its position
+// alone, not on how the work is divided.
 #ifndef ATTNOPS_SRC_POSITIONS_ANGLES_H_
 #define ATTNOPS_SRC_POSITIONS_ANGLES_H_
 
@@ -16,6 +17,7 @@
 #include "attnops/view.h"
 #include "src/core/scratch.h"
 #include "src/core/target.h"
+#include "src/positions/ids.h"
 
 namespace attnops {
 
@@ -25,14 +27,21 @@ namespace attnops {
 //   kCosine  plain [y],      encoded [y·cos, y·sin]
 enum class Encoding { kRotate, kCosine };
 
-// The arguments that say which angles a call has: a line or grid of positions with theta, or the
-// caller's table.
+// The arguments that say which angles a call has: a line or grid of positions, or ids, with theta,
+// or the caller's table.
 struct AngleSource {
   const ConstTensorView* theta = nullptr;  // (rows, angles of an axis)
   const ConstTensorView* table = nullptr;  // (rows, Σ shape, angles of an axis, 2)
   Dims shape;                              // of the grid
   std::int64_t offset = 0;                 // of the indices, in a grid of one axis
   std::int64_t per_axis = 0;               // angles of an axis
+
+  // With ids, a caller's table is cos_sin (positions, 2·angles).
+  const ConstTensorView* cos_sin = nullptr;
+  PositionIds ids = {};
+  Dims sections = {};  // angles of each stream of ids, if there are several
+  bool sections_interleaved = false;
+  float scale = 1.0f;  // of cosines and sines
 };
 
 // The angles of one call: one row for each head, or one for all. Rows are padded to `width` and
@@ -56,6 +65,14 @@ struct Angles {
   bool from_table = false;
   const float* table = nullptr;
   std::int64_t table_row = 0, table_index = 0;  // its strides
+  // With a position for each token:
+  PositionIds ids = {};
+  int streams = 1;
+  std::uint32_t* stream_of = nullptr;  // (width): the stream of an angle, if there are several
+  const void* cos_sin = nullptr;       // (positions, 2·count), in place of theta
+  DType cos_sin_type = DType::kFloat32;
+  std::int64_t cos_sin_row = 0;  // its stride
+  float scale = 1.0f;            // of cosines and sines
 
   std::int64_t RowSize() const { return 2 * width; }
   float* Step(std::int64_t row, std::int64_t i) const {
@@ -63,7 +80,8 @@ struct Angles {
   }
   int axes() const { return shape.rank(); }
   // Whether a token's angles are those of another plus one of `steps`.
-  bool OnLine() const { return axes() == 1 && !from_table; }
+  bool OnLine() const { return axes() == 1 && !from_table && cos_sin == nullptr && streams == 1; }
+  bool HasIds() const { return ids.data != nullptr; }
   int AxisOf(std::int64_t angle) const {
     return static_cast<int>(std::min<std::int64_t>(angle / per_axis, axes() - 1));
   }
@@ -80,6 +98,13 @@ struct AngleTable {
 
   std::int64_t TokenStride() const { return steps == nullptr ? rows * 2 * width : 0; }
   std::int64_t RowStride() const { return rows == 1 ? 0 : 2 * width; }
+  // The table of one of its rows.
+  AngleTable OfRow(std::int64_t row) const {
+    AngleTable table = *this;
+    table.data += row * RowStride();
+    if (steps != nullptr) table.steps += row * step_count * RowStride();
+    return table;
+  }
   const float* Cos(std::int64_t token, std::int64_t row) const {
     return data + token * TokenStride() + row * RowStride();
   }
@@ -92,9 +117,12 @@ struct AngleTable {
 Angles AnglesOf(const AngleSource& source, std::int64_t count, std::int64_t chunk);
 // The scratch memory that StartAngles takes.
 std::size_t AnglesScratch(const Angles& angles);
-// Fills turns, poison and steps from theta, for tensors of a type. Not for angles from a table.
-void StartAngles(TargetIndex target, DType dtype, const ConstTensorView& theta, Scratch& scratch,
-                 Angles& angles);
+// The steps, as bits, that `tokens` tokens of each of `batches` batches need.
+std::uint32_t StepsOf(const Angles& angles, std::int64_t batches, std::int64_t tokens);
+// Fills turns, poison and the given steps from theta, and the streams of angles, for tables in the
+// storage order of a type. Not for a grid's angles from a table.
+void StartAngles(TargetIndex target, DType order, const AngleSource& source, std::uint32_t steps,
+                 Scratch& scratch, Angles& angles);
 
 }  // namespace attnops
 

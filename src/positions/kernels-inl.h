@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include "src/core/dtype_switch.h"
+#include "src/positions/ids-inl.h"
 #include "src/positions/kernels.h"
 #include "src/positions/tables-inl.h"
 
@@ -28,8 +29,20 @@ void FillTurnsOf(const ConstTensorView& theta, const Angles& angles) {
 }
 
 template <typename T>
+std::int64_t StorageOffsetOf(std::int64_t angle) {
+  return static_cast<std::int64_t>(StorageOffset<T>(static_cast<std::size_t>(angle)));
+}
+
+template <typename T>
 Kernels KernelsOfTarget() {
-  return {static_cast<std::int64_t>(ChunkSize()), FillTurnsOf<T>, FillSteps, FillTable<T>};
+  return {static_cast<std::int64_t>(ChunkSize()),
+          StorageOffsetOf<T>,
+          FillTurnsOf<T>,
+          FillSteps,
+          FillStreams<T>,
+          FillTable<T>,
+          FillPositions<T>,
+          FillFactors<T>};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -63,6 +63,14 @@ HWY_INLINE SinCos ExactSinCos(const Angles& angles, std::int64_t row, std::int64
   return {hn::Add(exact.sin, nan), hn::Add(exact.cos, nan)};
 }
 
+// The sincos that those of other positions follow from, times the scale.
+HWY_INLINE SinCos BaseSinCos(const Angles& angles, std::int64_t row, std::int64_t j,
+                             std::int64_t position) {
+  const SinCos exact = ExactSinCos(angles, row, j, position);
+  const VF scale = hn::Set(DF(), angles.scale);
+  return {hn::Mul(exact.sin, scale), hn::Mul(exact.cos, scale)};
+}
+
 HWY_INLINE SinCos AddAngles(const SinCos& a, const SinCos& b) {
   const Complex<1> sum = Turn<1>({{{a.cos}}, {{a.sin}}}, {{{b.cos}}, {{b.sin}}});
   return {sum.im.v[0], sum.re.v[0]};
@@ -103,9 +111,10 @@ void FillTurns(const Theta* theta, std::int64_t row_stride, std::int64_t count,
   }
 }
 
-// Fills the first `count` of `steps`.
-inline void FillSteps(const Angles& angles, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
+// Fills those of angles.steps whose bit is set.
+inline void FillSteps(const Angles& angles, std::uint32_t steps) {
+  for (std::int64_t i = 0; i < angles.step_count; ++i) {
+    if ((steps >> i & 1) == 0) continue;
     for (std::int64_t row = 0; row < angles.rows; ++row) {
       float* cos = angles.Step(row, i);
       for (std::int64_t j = 0; j < angles.width; j += hn::Lanes(DF())) {
@@ -222,16 +231,18 @@ HWY_INLINE void FillGridRow(const Angles& angles, std::int64_t row, const GridRu
   }
 }
 
-// Fills one row of the table for tokens of a grid of one axis, at most step_count of them.
+// Fills one row of the table for tokens of a grid of one axis whose positions have one base.
 HWY_INLINE void FillLineRow(const Angles& angles, std::int64_t row, std::int64_t first,
                             std::int64_t tokens, float* to, std::int64_t stride) {
   const std::int64_t width = angles.width;
   const std::int64_t row_size = angles.RowSize();
+  const std::int64_t begin = FloorModulo(angles.offset + first, angles.step_count);
+  ATTNOPS_DASSERT(begin + tokens <= angles.step_count);
   for (std::int64_t j = 0; j < width; j += hn::Lanes(DF())) {
-    const SinCos base = ExactSinCos(angles, row, j, angles.offset + first);
-    const float* step = angles.Step(row, 0) + j;
-    StoreSinCos(base, to + j, width);
-    for (std::int64_t i = 1; i < tokens; ++i) {
+    const SinCos base = BaseSinCos(angles, row, j, angles.offset + first - begin);
+    const float* step = angles.Step(row, begin) + j;
+    if (begin == 0) StoreSinCos(base, to + j, width);
+    for (std::int64_t i = begin == 0 ? 1 : 0; i < tokens; ++i) {
       StoreSinCos(AddAngles(base, LoadSinCos(step + i * row_size, width)), to + j + i * stride,
                   width);
     }
@@ -309,7 +320,7 @@ HWY_INLINE void FillRowFromTable(const Angles& angles, std::int64_t row, std::in
 }
 
 // Fills the table of the tokens [first, first + tokens), counted from the grid's first token and at
-// most step_count, for the rows [row_begin, row_end).
+// most step_count, on a line with one base, for the rows [row_begin, row_end).
 template <typename T>
 void FillTable(const Angles& angles, std::int64_t row_begin, std::int64_t row_end,
                std::int64_t first, std::int64_t tokens, float* table) {

@@ -39,13 +39,15 @@ struct RowShape {
   std::size_t encoded;  // of these, those with an angle: the first ones
   std::size_t width;    // of a part in tables: padded to chunks
   bool stream;          // whether the output bypasses the caches; then parts are whole chunks
+  std::size_t tail;     // elements behind the parts
 
   RowShape(std::int64_t row_part, std::int64_t row_encoded, std::int64_t row_width,
-           bool streams = false)
+           bool streams = false, std::int64_t row_tail = 0)
       : part(static_cast<std::size_t>(row_part)),
         encoded(static_cast<std::size_t>(row_encoded)),
         width(static_cast<std::size_t>(row_width)),
-        stream(streams) {}
+        stream(streams),
+        tail(static_cast<std::size_t>(row_tail)) {}
 };
 
 // K chunks of each of kParts parts, one part after the other.

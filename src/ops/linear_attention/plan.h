@@ -212,7 +212,10 @@ class Plan {
     Angles* longer = &problem_.q.stage.angles;
     Angles* other = &problem_.k.stage.angles;
     if (problem_.M > problem_.N) std::swap(longer, other);
-    StartAngles(target_, dtype_, *problem_.q.stage.source.theta, scratch, *longer);
+    const std::uint32_t steps =
+        StepsOf(problem_.q.stage.angles, problem_.B, problem_.N - problem_.q.stage.prefix) |
+        StepsOf(problem_.k.stage.angles, problem_.B, problem_.M - problem_.k.stage.prefix);
+    StartAngles(target_, dtype_, problem_.q.stage.source, steps, scratch, *longer);
     other->turns = longer->turns;
     other->poison = longer->poison;
     other->steps = longer->steps;

@@ -14,6 +14,8 @@
 #include "src/ops/position_encoding/backward-inl.h"
 #include "src/ops/position_encoding/forward-inl.h"
 #include "src/ops/position_encoding/kernels.h"
+#include "src/ops/position_encoding/pairs-inl.h"
+#include "src/ops/position_encoding/theta-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops::position_encoding {
@@ -64,9 +66,11 @@ void Apply(const Problem& problem, const Region& region, const AngleTable& table
 template <class E, Pass kPass, typename T>
 struct KernelChoice {
   // A kernel for the tokens of the grid, and one for those of the prefix.
-  template <template <class> class Kernel>
+  template <template <class> class Kernel, class Activate>
   static void Set(Kernels& kernels) {
     kernels.apply = Apply<Kernel<E>, T>;
+    // Of the forward's choice alone: that has the statistics it needs.
+    if constexpr (kPass == Pass::kForward) kernels.add_theta = AddTheta<E, Activate, T>;
     if constexpr (E::kHasPrefix) kernels.apply_prefix = Apply<Kernel<WithoutAngles<E>>, T>;
   }
 
@@ -92,28 +96,36 @@ struct KernelChoice {
     kernels.add_columns = AddColumns<E, kPass, T>;
     if constexpr (E::kHasPrefix)
       kernels.add_prefix_columns = AddColumns<WithoutAngles<E>, kPass, T>;
+    if constexpr (std::is_same_v<E, RotateRows>) {
+      kernels.gather = Gather<T>;
+      kernels.scatter = Scatter<T>;
+    }
     kernels.start_columns = StartColumns<kRows>;
     kernels.merge_columns = MergeColumns<kRows>;
     kernels.finish_columns = FinishColumns<kRows>;
     switch (act) {
       case Activation::Kind::kNone:
-        Set<Elements<ActNone>::template Kernel>(kernels);
+        Set<Elements<ActNone>::template Kernel, ActivateElements<E, ActNone>>(kernels);
         kernels.apply_stepped = Apply<typename Elements<ActNone>::template Kernel<Stepped<E>>, T>;
+        if constexpr (std::is_same_v<E, RotateRows>) {
+          kernels.apply_tail = Apply<RotateWithTail<kPass>, T>;
+          kernels.apply_neighbours = Apply<RotateNeighbours<kPass>, T>;
+        }
         break;
       case Activation::Kind::kRelu:
-        Set<Elements<ActRelu>::template Kernel>(kernels);
+        Set<Elements<ActRelu>::template Kernel, ActivateElements<E, ActRelu>>(kernels);
         break;
       case Activation::Kind::kSigmoid:
-        Set<Elements<ActSigmoid>::template Kernel>(kernels);
+        Set<Elements<ActSigmoid>::template Kernel, ActivateElements<E, ActSigmoid>>(kernels);
         break;
       case Activation::Kind::kSilu:
-        Set<Elements<ActSilu>::template Kernel>(kernels);
+        Set<Elements<ActSilu>::template Kernel, ActivateElements<E, ActSilu>>(kernels);
         break;
       case Activation::Kind::kSoftmax:
         if (axis == SoftmaxAxis::kFeatures) {
-          Set<Features>(kernels);
+          Set<Features, ActivateFeatures<E>>(kernels);
         } else {
-          Set<Sequence>(kernels);
+          Set<Sequence, ActivateSequence<E>>(kernels);
         }
         break;
     }

@@ -6,6 +6,7 @@
 #define ATTNOPS_SRC_OPS_POSITION_ENCODING_KERNELS_H_
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "attnops/types.h"
 #include "src/core/checks.h"
@@ -25,10 +26,21 @@ struct Problem {
   std::int64_t B, N, H;
   std::int64_t part;     // elements of a part
   std::int64_t encoded;  // of these, those with an angle: the first ones
-  std::int64_t prefix;   // tokens in front without a position; the others are the angles' grid
+  std::int64_t prefix;   // tokens in front without a position; the others have the angles
+  std::int64_t tail;     // features behind the parts that pass as they are, for apply_pairs
   bool tokens_inner;     // whether a token's neighbour in memory is the next token, not head
   bool by_batch;         // whether a token of all batches comes before the next token
   bool stream;           // whether the output bypasses the caches
+};
+
+// How the features of a plain row are paired: neighbours (2j, 2j+1) or halves (j, j+r/2) of the first
+// r = `rotated`; the others have no pair.
+struct Pairs {
+  bool interleaved = false;
+  std::int64_t rotated = 0, features = 0;
+
+  // Whether the pairs are the halves of the whole row, which all kernels take.
+  bool AreHalves() const { return !interleaved && rotated == features; }
 };
 
 // Ranges of batches, tokens and heads. Kernels are called with tokens of one block.
@@ -74,6 +86,19 @@ struct Kernels {
                          float* scratch, const Columns& columns);
   Apply apply, apply_prefix, apply_stepped;
 
+  // Without an activation, for other pairs: halves with a tail, and neighbours, whose table is in
+  // natural order. Null with an activation: then rows are gathered, so that their pairs are halves,
+  // and results scattered.
+  Apply apply_tail, apply_neighbours;
+  void (*gather)(const Pairs& pairs, const void* row, void* to);
+  void (*scatter)(const Pairs& pairs, const void* from, void* row);
+
+  // The gradient of theta: adds factor·(y·dy' − y'·dy), for kCosine factor·y·(cos·do' − sin·do), of
+  // the tokens of one batch and head to `sums`, of table.width numbers. `factors` is (tokens, width),
+  // `scratch` has a plain row of floats for each token.
+  void (*add_theta)(const Problem& problem, const Region& region, const AngleTable& table,
+                    const float* factors, const Columns& columns, float* scratch, double* sums);
+
   // Softmax over the sequence: adds a region of tokens with a position, or without, to columns.
   // `first`: nothing was added before.
   using AddColumns = void (*)(const Problem& problem, const Region& region, const AngleTable& table,
@@ -104,7 +129,7 @@ Choice KernelsOf<Encoding::kCosine, Float16>(TargetIndex target);
 template <>
 Choice KernelsOf<Encoding::kCosine, BFloat16>(TargetIndex target);
 
-// One pass over checked tensors. `problem` is complete but for `stream`, `tokens_inner` and
+// One pass over checked tensors. Problems are complete but for `stream`, `tokens_inner` and
 // `by_batch`, which Run sets.
 struct Call {
   Encoding encoding;
@@ -113,9 +138,28 @@ struct Call {
   Activation::Kind act;
   SoftmaxAxis axis;
   AngleSource angles;
+  Pairs pairs;
   Problem problem;
+  // A second tensor with the same angles, if `both`: only without an activation.
+  Problem second;
+  bool both = false;
+  bool theta = false;  // whether it is for RunTheta
+
+  // Whether rows are gathered so that their pairs are halves: where there is no kernel for others.
+  bool Gathers() const {
+    return !pairs.AreHalves() && (theta || act != Activation::Kind::kNone);
+  }
 };
 void Run(Call call);
+// The gradient of theta, from a call with x and d_out whose `theta` is set.
+void RunTheta(Call call, const TensorView& d_theta);
+// d_theta is float32, has theta's shape and shares no memory with the given inputs.
+struct NamedInput {
+  const char* name;
+  const ConstTensorView* view;
+};
+void CheckThetaGradient(const char* op, const TensorView& d_theta, const ConstTensorView& theta,
+                        std::initializer_list<NamedInput> inputs);
 
 }  // namespace attnops::position_encoding
 

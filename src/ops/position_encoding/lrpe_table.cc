@@ -40,24 +40,31 @@ void LrpeTable(const ConstTensorView& theta, const Dims& shape, std::int64_t d,
   // The angles of one line serve every axis of the grid, each from the line's first index on.
   const TargetIndex target = ChosenTarget();
   const positions::Kernels kernels = positions::KernelsOf<float>(target);
-  Angles angles = AnglesOf({&theta, nullptr, {table.shape(1)}, offset, theta.shape(1)},
-                           theta.shape(1), kernels.chunk);
+  AngleSource source;
+  source.theta = &theta;
+  source.shape = {table.shape(1)};
+  source.offset = offset;
+  source.per_axis = theta.shape(1);
+  Angles angles = AnglesOf(source, theta.shape(1), kernels.chunk);
   const int workers = MaxWorkers();
   Arrays tables_of_workers;
   ScratchPlan plan;
   plan.AddForWorkers(tables_of_workers, angles.step_count * angles.RowSize());
   Scratch scratch(AnglesScratch(angles) + plan.Bytes(workers));
   plan.Take(scratch, workers);
-  StartAngles(target, DType::kFloat32, theta, scratch, angles);
+  // Each group of indices has one base, as in the tables of the encodings.
+  const std::int64_t lead = FloorModulo(offset, angles.step_count);
+  StartAngles(target, DType::kFloat32, source, StepsOf(angles, 1, table.shape(1)), scratch, angles);
 
   std::int64_t begin = 0;  // row of the result where the axis begins
   for (int axis = 0; axis < shape.rank(); ++axis) {
     const std::int64_t n = shape[axis];
-    const std::int64_t groups = DivideUp(n, angles.step_count);  // of indices
+    const std::int64_t groups = DivideUp(n + lead, angles.step_count);  // of indices
     RunTasks(groups * angles.rows, workers, [&](std::int64_t task, int worker) {
       const std::int64_t row = task / groups;
-      const std::int64_t first = task % groups * angles.step_count;
-      const std::int64_t indices = std::min(angles.step_count, n - first);
+      const std::int64_t group = task % groups * angles.step_count - lead;
+      const std::int64_t first = std::max<std::int64_t>(0, group);
+      const std::int64_t indices = std::min(group + angles.step_count, n) - first;
       float* own_table = tables_of_workers.At(worker);
       kernels.fill_table(angles, row, row + 1, first, indices, own_table);
       for (std::int64_t i = 0; i < indices; ++i) {

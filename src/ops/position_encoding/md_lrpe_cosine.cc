@@ -97,6 +97,7 @@ Call CallOf(Pass pass, const ConstTensorView& x, const Source& source, const Ten
   call.angles.shape = options.shape;
   call.angles.offset = options.offset;
   call.angles.per_axis = source.PerAxis();
+  call.pairs = {false, x.shape(3), x.shape(3)};
   Problem& problem = call.problem;
   problem.x = RowsOf(x);
   problem.d_out = RowsOf(x);
@@ -105,6 +106,7 @@ Call CallOf(Pass pass, const ConstTensorView& x, const Source& source, const Ten
   problem.H = x.shape(1);
   problem.N = x.shape(2);
   problem.part = x.shape(3);
+  problem.tail = 0;
   problem.encoded = x.shape(3);
   problem.prefix = options.l;
   return call;
@@ -136,6 +138,20 @@ void Backward(const ConstTensorView& x, const Source& source, const ConstTensorV
 }
 
 }  // namespace
+
+void MdLrpeCosineThetaGradient(const ConstTensorView& x, const ConstTensorView& theta,
+                               const ConstTensorView& d_out, const TensorView& d_theta,
+                               const MdLrpeCosineOptions& options) {
+  const Source source{&theta, nullptr};
+  const SoftmaxAxis axis = CheckCall(x, source, options);
+  CheckEncoded("d_out", d_out, x);
+  position_encoding::CheckThetaGradient(kOp, d_theta, theta, {{"x", &x}, {"d_out", &d_out}});
+  Call call = CallOf(Pass::kBackward, x, source, {nullptr, x.dtype(), x.shape(), x.strides()},
+                     options, axis);
+  call.theta = true;
+  call.problem.d_out = RowsOf(d_out);
+  position_encoding::RunTheta(call, d_theta);
+}
 
 void MdLrpeCosine(const ConstTensorView& x, const ConstTensorView& theta, const TensorView& out,
                   const MdLrpeCosineOptions& options) {

@@ -24,7 +24,7 @@ using namespace attnops::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
 
 // The rows of a call.
 HWY_INLINE RowShape ShapeOf(const Problem& problem, const AngleTable& table) {
-  return {problem.part, problem.encoded, table.width, problem.stream};
+  return {problem.part, problem.encoded, table.width, problem.stream, problem.tail};
 }
 
 // One row of each tensor.
@@ -111,11 +111,11 @@ HWY_INLINE void ForEachRowSet(const Problem& problem, const Region& region, cons
       int count = 0;
       for (std::int64_t i = 0; i < inner; ++i) {
         if constexpr (Kernel::kReadsX) {
-          PrefetchRow(next.x, Kernel::kPlainParts * problem.part);
+          PrefetchRow(next.x, Kernel::kPlainParts * problem.part + problem.tail);
           next.x += x_step;
         }
         if constexpr (Kernel::kReadsGradient) {
-          PrefetchRow(next.d_out, 2 * problem.part);
+          PrefetchRow(next.d_out, 2 * problem.part + problem.tail);
           next.d_out += d_out_step;
         }
         rows[count] = row;
