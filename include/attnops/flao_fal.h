@@ -42,11 +42,13 @@ void FlaoFal(const ConstTensorView& q, const ConstTensorView& k, const ConstTens
              const ConstTensorView& g, const TensorView& out, const FlaoFalOptions& options,
              const FlaoOptions& keep = {});
 
-// The gradients of q, k, v and g, with their shapes and type, from that of out.
+// The gradients of q, k, v and g, with their shapes and type, from that of out; and of theta, if
+// d_theta is given: float32, of theta's shape (see LrpeRotateThetaGradient).
 void FlaoFalBackward(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
                      const ConstTensorView& g, const ConstTensorView& d_out, const TensorView& dq,
                      const TensorView& dk, const TensorView& dv, const TensorView& dg,
-                     const FlaoFalOptions& options, const FlaoKept& kept = {});
+                     const FlaoFalOptions& options, const FlaoKept& kept = {},
+                     const std::optional<TensorView>& d_theta = {});
 
 }  // namespace attnops
 

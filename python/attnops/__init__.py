@@ -8,6 +8,7 @@ from attnops.flao import flao
 from attnops.flao_fal import flao_fal
 from attnops.lrpe_rotate import lrpe_rotate
 from attnops.md_lrpe_cosine import lrpe_table, md_lrpe_cosine
+from attnops.rope import rope
 from attnops.runtime import (
     compiled_targets,
     effective_precision,
@@ -34,6 +35,7 @@ __all__ = [
     "lrpe_table",
     "machine",
     "md_lrpe_cosine",
+    "rope",
     "set_precision",
     "set_target",
     "supported_targets",

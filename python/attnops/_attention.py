@@ -67,15 +67,3 @@ def setup_kept(ctx, output: tuple[Tensor, ...], keep: int) -> tuple[Tensor | Non
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(kv, qkv)
     return None if keep == _choices.NONE else kv, qkv if keep == _choices.KV_QKV else None
-
-
-def refuse_second_derivative(op: str) -> None:
-    """A backward that cannot be differentiated says so."""
-
-    def setup(ctx, inputs, output) -> None:
-        pass
-
-    def backward(ctx, *_):
-        raise NotImplementedError(f"{op}: no second derivative")
-
-    torch.library.register_autograd(f"attnops::{op}_backward", backward, setup_context=setup)

@@ -128,14 +128,14 @@ def sizes(op: str, name: str, values: Sequence[int]) -> None:
 def no_gradient(op: str, name: str, value: Tensor | None) -> None:
     """For real tensors too: an argument, if given, whose gradient does not exist."""
     if value is not None and value.requires_grad and torch.is_grad_enabled():
-        fail(op, f"{name} must not require grad; it has no gradient yet")
+        fail(op, f"{name} must not require grad; it has no gradient here")
 
 
 def no_gradient_of(ctx, op: str, **positions: int) -> None:
     """In a backward: inputs of the operator at these positions whose gradient does not exist."""
     for name, position in positions.items():
         if ctx.needs_input_grad[position]:
-            raise NotImplementedError(f"{op}: {name} has no gradient yet")
+            raise NotImplementedError(f"{op}: {name} has no gradient")
 
 
 def no_second_derivative(op: str, act: int) -> None:
@@ -143,6 +143,25 @@ def no_second_derivative(op: str, act: int) -> None:
     if act != _choices.NONE:
         name = _choices.ACTIVATIONS[act]
         raise NotImplementedError(f"{op}: no second derivative for act {name}")
+
+
+def no_second_derivative_of(ctx, op: str, **positions: int) -> None:
+    """In a double backward: inputs of the backward whose second derivative does not exist."""
+    for name, position in positions.items():
+        if ctx.needs_input_grad[position]:
+            raise NotImplementedError(f"{op}: no second derivative with respect to {name}")
+
+
+def refuse_second_derivative(op: str, backward_op: str) -> None:
+    """A gradient, computed by the operator backward_op, that cannot be differentiated says so."""
+
+    def setup(ctx, inputs, output) -> None:
+        pass
+
+    def backward(ctx, *_):
+        raise NotImplementedError(f"{op}: no second derivative")
+
+    torch.library.register_autograd(f"attnops::{backward_op}", backward, setup_context=setup)
 
 
 def angle_axes(op: str, theta: Tensor) -> None:

@@ -8,12 +8,14 @@ ACTIVATIONS = ("none", "relu", "sigmoid", "silu", "softmax")  # Activation::Kind
 LRPES = ("none", "cosine", "rotate")  # Lrpe
 SPLITS = ("auto", "b", "bh", "bn")  # TpaSplit
 PRECISIONS = ("auto", "highest", "high", "medium")  # Precision
+LAYOUTS = ("bnhd", "bhnd")  # Layout
 KEEPS = ("none", "kv", "kv_qkv")  # Keep of python/csrc
 
 NONE = 0  # of activations, encodings and what is kept
 SOFTMAX = ACTIVATIONS.index("softmax")
 COSINE = LRPES.index("cosine")
 ROTATE = LRPES.index("rotate")
+BNHD = LAYOUTS.index("bnhd")
 KV_QKV = KEEPS.index("kv_qkv")
 
 

@@ -76,4 +76,4 @@ def _backward(ctx, d_out: Tensor | None, *_):
 torch.library.register_autograd("attnops::flao", _backward, setup_context=_setup_context)
 
 
-_attention.refuse_second_derivative(_OP)
+_checks.refuse_second_derivative(_OP, "flao_backward")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnops import _attention, _checks, _choices
+from attnops import _attention, _checks, _choices, _rotary
 
 _OP = "flao_fal"
 _SEQUENCE_AXIS = 2
@@ -46,7 +46,8 @@ def flao_fal(
     """
     tensors = {"q": q, "k": k, "v": v, "g": g}
     _checks.are_tensors(_OP, **tensors, **({} if theta is None else {"theta": theta}))
-    _checks.no_gradient(_OP, "theta", theta)
+    if theta is not None and theta.dtype != torch.float32:
+        _rotary.warn_of_16_bits(_OP, theta, max(shape or (q.shape[-2], k.shape[-2])), offset)
     if shape is not None:
         _checks.sizes(_OP, "shape", shape)
     if theta is None and lrpe == "cosine" and shape is None and offset == 0 and l == 0:
@@ -163,8 +164,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, theta: Tensor | None, *options
     return _attention.fake_results(q, v, g, keep, inner)
 
 
-@torch.library.register_fake("attnops::flao_fal_backward")
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, d_out: Tensor, kv, qkv, theta, *options):
+def _fake_backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, d_out: Tensor, kv, qkv, theta, *options
+):
     *acts, lrpe, shape, offset, l = options[: _OPTIONS - 1]
     precision = next(iter(options[_OPTIONS - 1 :]), None)
     acts = tuple(zip(("q", "k", "v", "g"), acts[::2], acts[1::2], strict=True))
@@ -175,6 +177,15 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, d_out: Tensor, kv, qkv, theta,
     return _attention.fake_gradients(_OP, q, k, v, g, d_out)
 
 
+torch.library.register_fake("attnops::flao_fal_backward", _fake_backward)
+
+
+@torch.library.register_fake("attnops::flao_fal_backward_theta")
+def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, d_out: Tensor, kv, qkv, theta, *options):
+    gradients = _fake_backward(q, k, v, g, d_out, kv, qkv, theta, *options)
+    return *gradients, theta.new_empty(theta.shape, dtype=torch.float32)
+
+
 def _setup_context(ctx, inputs, output) -> None:
     q, k, v, g, theta, *options, keep, precision = inputs
     ctx.options = (*options, precision)
@@ -182,15 +193,17 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, d_out: Tensor | None, *_):
-    nothing = (None,) * (len(ctx.options) + 2)  # theta, the options and keep
+    nothing = (None,) * (len(ctx.options) + 1)  # the options and keep
     if d_out is None:
-        return None, None, None, None, *nothing
-    _checks.no_gradient_of(ctx, _OP, theta=4)
+        return None, None, None, None, None, *nothing
     _checks.no_tangents(_OP, d_out=d_out)
     q, k, v, g, kv, qkv, theta = ctx.saved_tensors
-    gradients = torch.ops.attnops.flao_fal_backward(q, k, v, g, d_out, kv, qkv, theta, *ctx.options)
-    return *gradients, *nothing
+    arguments = (q, k, v, g, d_out, kv, qkv, theta, *ctx.options)
+    if ctx.needs_input_grad[4]:
+        return *torch.ops.attnops.flao_fal_backward_theta(*arguments), *nothing
+    return *torch.ops.attnops.flao_fal_backward(*arguments), None, *nothing
 
 
 torch.library.register_autograd("attnops::flao_fal", _backward, setup_context=_setup_context)
-_attention.refuse_second_derivative(_OP)
+_checks.refuse_second_derivative(_OP, "flao_fal_backward")
+_checks.refuse_second_derivative(_OP, "flao_fal_backward_theta")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnops import _checks, _choices
+from attnops import _checks, _choices, _rotary
 
 _OP = "md_lrpe_cosine"
 _TABLE_OP = "lrpe_table"
@@ -35,10 +35,12 @@ def md_lrpe_cosine(
     """
     given = {"theta": theta, "table": table}
     _checks.are_tensors(_OP, x=x, **{name: t for name, t in given.items() if t is not None})
-    _checks.no_gradient(_OP, "theta", theta)
     _checks.no_gradient(_OP, "table", table)
     if table is not None:
+        _checks.no_gradient(_OP, "theta", theta)  # the table is in its place
         theta = None
+    if theta is not None and theta.dtype != torch.float32:
+        _rotary.warn_of_16_bits(_OP, theta, max(shape, default=0), offset)
     number = _choices.number(_OP, "act", _choices.ACTIVATIONS, act)
     return torch.ops.attnops.md_lrpe_cosine(x, theta, table, shape, l, offset, number, dim)
 
@@ -129,6 +131,15 @@ def _(x, theta, table, d_out: Tensor, shape, l, offset, act, dim) -> Tensor:
     return x.new_empty(x.shape)
 
 
+@torch.library.register_fake("attnops::md_lrpe_cosine_dtheta")
+def _(x: Tensor, theta: Tensor, d_out: Tensor, *options) -> Tensor:
+    _checks.same_device(_OP, x=x, theta=theta, d_out=d_out)
+    _check(x, theta, None, *options)
+    _checks.has_shape(_OP, "d_out", d_out, (*x.shape[:-1], 2 * x.shape[-1]))
+    _checks.same_type(_OP, "d_out", d_out, "x", x)
+    return theta.new_empty(theta.shape, dtype=torch.float32)
+
+
 @torch.library.register_fake("attnops::lrpe_table")
 def _(theta: Tensor, shape, d, offset) -> Tensor:
     _checks.tensor(_TABLE_OP, "theta", theta)
@@ -144,17 +155,21 @@ def _(theta: Tensor, shape, d, offset) -> Tensor:
 
 def _setup_context(ctx, inputs, output) -> None:
     x, theta, table, *ctx.options = inputs
-    # Without an activation the backward does not need x: it is not kept alive.
-    needs_x = ctx.options[_ACT] != _choices.NONE
+    # Without an activation dx does not need x: it is not kept alive.
+    needs_x = ctx.options[_ACT] != _choices.NONE or ctx.needs_input_grad[1]
     ctx.save_for_backward(x if needs_x else None, theta, table)
 
 
 def _backward(ctx, d_out: Tensor):
-    _checks.no_gradient_of(ctx, _OP, theta=1, table=2)
+    _checks.no_gradient_of(ctx, _OP, table=2)
     _checks.no_tangents(_OP, d_out=d_out)
     x, theta, table = ctx.saved_tensors
-    dx = torch.ops.attnops.md_lrpe_cosine_backward(x, theta, table, d_out, *ctx.options)
-    return dx, *(None,) * 7
+    dx = d_theta = None
+    if ctx.needs_input_grad[0]:
+        dx = torch.ops.attnops.md_lrpe_cosine_backward(x, theta, table, d_out, *ctx.options)
+    if ctx.needs_input_grad[1]:
+        d_theta = torch.ops.attnops.md_lrpe_cosine_dtheta(x, theta, d_out, *ctx.options)
+    return dx, d_theta, *(None,) * 6
 
 
 torch.library.register_autograd("attnops::md_lrpe_cosine", _backward, setup_context=_setup_context)
@@ -167,6 +182,7 @@ def _setup_backward_context(ctx, inputs, output) -> None:
 
 def _double_backward(ctx, d_dx: Tensor):
     _checks.no_second_derivative(_OP, ctx.options[_ACT])
+    _checks.no_second_derivative_of(ctx, _OP, theta=1, table=2)
     _checks.no_tangents(_OP, d_dx=d_dx)
     theta, table = ctx.saved_tensors
     d_d_out = torch.ops.attnops.md_lrpe_cosine(d_dx, theta, table, *ctx.options)
@@ -176,3 +192,4 @@ def _double_backward(ctx, d_dx: Tensor):
 torch.library.register_autograd(
     "attnops::md_lrpe_cosine_backward", _double_backward, setup_context=_setup_backward_context
 )
+_checks.refuse_second_derivative(_OP, "md_lrpe_cosine_dtheta")

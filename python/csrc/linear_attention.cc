@@ -19,6 +19,7 @@ using ForwardTensors = std::tuple<Tensor, Tensor, Tensor>;
 using Shape = std::optional<std::vector<std::int64_t>>;
 // dq, dk, dv and dg.
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using GradientsAndTheta = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // What a forward keeps: nothing, KV, or KV and QKV.
 enum class Keep { kNone, kKv, kKvQkv };
@@ -153,6 +154,24 @@ ForwardTensors FlaoFal(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return {results.out, results.kv, results.qkv};
 }
 
+// The gradients of q, k, v and g and, if d_theta is given, of theta.
+Gradients FalGradients(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                       const Tensor& d_out, const std::optional<Tensor>& kv,
+                       const std::optional<Tensor>& qkv, std::optional<std::int64_t> precision,
+                       const FlaoFalOptions& options, const Tensor* d_theta) {
+  const Readables x(kFalOp, q, k, v, g);
+  const Tensor d_out_read = Readable(kFalOp, "d_out", d_out);
+  const Kept kept(kFalOp, kv, qkv);
+  const Tensor dq = NewTensor(kFalOp, "dq", q), dk = NewTensor(kFalOp, "dk", k);
+  const Tensor dv = NewTensor(kFalOp, "dv", v), dg = NewTensor(kFalOp, "dg", g);
+  std::optional<TensorView> theta_view;
+  if (d_theta != nullptr) theta_view = ViewOf(*d_theta);
+  attnops::FlaoFalBackward(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(d_out_read),
+                           ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg), options,
+                           kept.views(PrecisionOf(kFalOp, precision)), theta_view);
+  return {dq, dk, dv, dg};
+}
+
 Gradients FlaoFalBackward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                           const Tensor& d_out, std::optional<Tensor> kv, std::optional<Tensor> qkv,
                           std::optional<Tensor> theta, std::int64_t q_act,
@@ -164,16 +183,25 @@ Gradients FlaoFalBackward(const Tensor& q, const Tensor& k, const Tensor& v, con
                           std::optional<std::int64_t> precision) {
   FlaoFalOptions options{ActOf('q', q_act, q_dim), ActOf('k', k_act, k_dim),
                          ActOf('v', v_act, v_dim), ActOf('g', g_act, g_dim), LrpeOf(lrpe)};
-  const Readables x(kFalOp, q, k, v, g);
-  const Tensor d_out_read = Readable(kFalOp, "d_out", d_out);
-  const Kept kept(kFalOp, kv, qkv);
   SetPositions(options, theta, shape, offset, l);
-  const Tensor dq = NewTensor(kFalOp, "dq", q), dk = NewTensor(kFalOp, "dk", k);
-  const Tensor dv = NewTensor(kFalOp, "dv", v), dg = NewTensor(kFalOp, "dg", g);
-  attnops::FlaoFalBackward(ViewOf(x.q), ViewOf(x.k), ViewOf(x.v), ViewOf(x.g), ViewOf(d_out_read),
-                           ViewOf(dq), ViewOf(dk), ViewOf(dv), ViewOf(dg), options,
-                           kept.views(PrecisionOf(kFalOp, precision)));
-  return {dq, dk, dv, dg};
+  return FalGradients(q, k, v, g, d_out, kv, qkv, precision, options, nullptr);
+}
+
+GradientsAndTheta FlaoFalBackwardTheta(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& d_out,
+    std::optional<Tensor> kv, std::optional<Tensor> qkv, const Tensor& theta, std::int64_t q_act,
+    std::optional<std::int64_t> q_dim, std::int64_t k_act, std::optional<std::int64_t> k_dim,
+    std::int64_t v_act, std::optional<std::int64_t> v_dim, std::int64_t g_act,
+    std::optional<std::int64_t> g_dim, std::int64_t lrpe, Shape shape, std::int64_t offset,
+    std::int64_t l, std::optional<std::int64_t> precision) {
+  FlaoFalOptions options{ActOf('q', q_act, q_dim), ActOf('k', k_act, k_dim),
+                         ActOf('v', v_act, v_dim), ActOf('g', g_act, g_dim), LrpeOf(lrpe)};
+  std::optional<Tensor> given = theta;
+  SetPositions(options, given, shape, offset, l);
+  const Tensor d_theta = NewTensor(kFalOp, "d_theta", theta, theta.sizes(), ResultType::kFloat32);
+  const Gradients gradients =
+      FalGradients(q, k, v, g, d_out, kv, qkv, precision, options, &d_theta);
+  return std::tuple_cat(gradients, std::make_tuple(d_theta));
 }
 
 }  // namespace
@@ -198,6 +226,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(attnops, m) {
       "Tensor? qkv, Tensor? theta, int q_act, int? q_dim, int k_act, int? k_dim, int v_act, "
       "int? v_dim, int g_act, int? g_dim, int lrpe, SymInt[]? shape, SymInt offset, SymInt l, "
       "int? precision=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg)");
+  m.def(
+      "flao_fal_backward_theta(Tensor q, Tensor k, Tensor v, Tensor g, Tensor d_out, Tensor? kv, "
+      "Tensor? qkv, Tensor theta, int q_act, int? q_dim, int k_act, int? k_dim, int v_act, "
+      "int? v_dim, int g_act, int? g_dim, int lrpe, SymInt[]? shape, SymInt offset, SymInt l, "
+      "int? precision=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg, Tensor d_theta)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {
@@ -205,4 +238,5 @@ STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {
   m.impl("flao_backward", TORCH_BOX(&attnops::torch_binding::FlaoBackward));
   m.impl("flao_fal", TORCH_BOX(&attnops::torch_binding::FlaoFal));
   m.impl("flao_fal_backward", TORCH_BOX(&attnops::torch_binding::FlaoFalBackward));
+  m.impl("flao_fal_backward_theta", TORCH_BOX(&attnops::torch_binding::FlaoFalBackwardTheta));
 }

@@ -110,6 +110,24 @@ Tensor Readable(const char* op, const char* name, const Tensor& tensor) {
   return tensor;
 }
 
+IntegerView IntegersOf(const char* op, const char* name, const Tensor& tensor) {
+  const ScalarType type = tensor.scalar_type();
+  if (type != ScalarType::Int && type != ScalarType::Long) {
+    Fail(op, std::string(name) + " must be int32 or int64; it is " +
+                 (DTypeOf(type) ? attnops::Name(*DTypeOf(type)) : NameOf(type)));
+  }
+  if (tensor.dim() > Dims::kMaxRank) {
+    Fail(op, std::string(name) + " has " + std::to_string(tensor.dim()) + " axes (expected 0 to " +
+                 std::to_string(Dims::kMaxRank) + ")");
+  }
+  if (type == ScalarType::Int) {
+    return IntegerView(static_cast<const std::int32_t*>(tensor.data_ptr()), tensor.sizes(),
+                       tensor.strides());
+  }
+  return IntegerView(static_cast<const std::int64_t*>(tensor.data_ptr()), tensor.sizes(),
+                     tensor.strides());
+}
+
 TensorView ViewOf(const Tensor& tensor) {
   return TensorView(tensor.data_ptr(), *DTypeOf(tensor), tensor.sizes(), tensor.strides());
 }

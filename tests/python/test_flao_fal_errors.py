@@ -146,9 +146,6 @@ def test_types(name, dtype):
     assert text == error_of(lambda: attnops.flao_fal(**meta(options)), blamed)
 
 
-def test_theta_that_requires_grad():
-    error_of(lambda: attnops.flao_fal(**COSINE | {"theta": ones(3, 6).requires_grad_()}), "theta")
-
 
 NO_ACTS = (support.ACT["none"], None) * 4
 

@@ -81,12 +81,6 @@ def test_dim_of_x_with_three_axes(dim):
     error_of(lambda: attnops.lrpe_rotate(ones(2, 5, 8), ones(1, 4), act="softmax", dim=dim), "dim")
 
 
-def test_theta_that_requires_grad():
-    theta = THETA.clone().requires_grad_()
-    error_of(lambda: attnops.lrpe_rotate(X, theta), "theta")
-    error_of(lambda: attnops.lrpe_rotate(X.clone().requires_grad_(), theta), "theta")
-
-
 @pytest.mark.parametrize(
     "d_out",
     [ones(2, 5, 3, 6), ones(2, 4, 3, 8), ones(5, 3, 8), X.bfloat16(), X.double()],

@@ -76,3 +76,23 @@ def assert_close(
             f"{expected.value.flatten()[worst].item()}, {share.flatten()[worst].item():.3g} times "
             f"its bound"
         )
+
+
+# The gradient of theta, relative to the sum of the magnitudes of its terms: the interface's promise.
+THETA_GRADIENT = 1e-5
+
+
+def assert_near_double(
+    actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor
+) -> None:
+    """A rotation of tensors of the size of `scale`: float32 arithmetic and one rounding."""
+    assert actual.dtype == dtype
+    largest = 2 * scale.detach().double().abs().max()
+    allowed = ARITHMETIC["none"] * largest + 1.01 * ROUNDOFF[dtype] * expected.detach().abs()
+    error = (actual.detach().double() - expected.detach()).abs()
+    assert (error <= allowed + SMALLEST_SUBNORMAL[dtype]).all(), f"off by {error.max().item()}"
+
+
+def float32_angles(positions: int, largest: float) -> float:
+    """How far a rotation of values up to `largest` is off with angles that are float32 products."""
+    return 2 * largest * (positions * 2 * ROUNDOFF[torch.float32] + ARITHMETIC["none"])

@@ -67,6 +67,24 @@ Values Encoding::Forward(const Values& y, const Values& theta) const {
   return out;
 }
 
+void Encoding::AddThetaGradient(const Values& encoded, const Values& d_encoded,
+                                const Values& magnitudes, const Values& d_magnitudes,
+                                Values& gradient, Values& magnitude) const {
+  for (std::int64_t row = 0; row < batch * heads * tokens; ++row) {
+    const std::int64_t token = row % tokens, head = row / tokens % heads;
+    if (!HasPosition(token)) continue;
+    for (std::int64_t j = 0; j < Half(); ++j) {
+      if (Angle(j) < 0) continue;
+      const std::int64_t first = row * EncodedFeatures() + j, second = first + Half();
+      const std::int64_t at = (theta_heads == 1 ? 0 : head) * theta_features + Angle(j);
+      const auto p = static_cast<double>(Position(token, j));
+      gradient[at] += p * (encoded[first] * d_encoded[second] - encoded[second] * d_encoded[first]);
+      magnitude[at] += std::abs(p) * (magnitudes[first] + magnitudes[second]) *
+                       (d_magnitudes[first] + d_magnitudes[second]);
+    }
+  }
+}
+
 Values Encoding::Backward(const Values& d_encoded, const Values& theta) const {
   Values dy = d_encoded;
   if (lrpe == Lrpe::kCosine) {

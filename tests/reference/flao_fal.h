@@ -34,6 +34,12 @@ struct Encoding {
 
   // (B,H,N,EncodedFeatures).
   std::vector<double> Forward(const std::vector<double>& y, const std::vector<double>& theta) const;
+  // Adds the gradient of theta, Σ p·(o_c·do_c' − o_c'·do_c), to `gradient`, and Σ |p|·(|o_c| +
+  // |o_c'|)·(|do_c| + |do_c'|), with the magnitudes that are given, to `magnitude`.
+  void AddThetaGradient(const std::vector<double>& encoded, const std::vector<double>& d_encoded,
+                        const std::vector<double>& magnitudes,
+                        const std::vector<double>& d_magnitudes, std::vector<double>& gradient,
+                        std::vector<double>& magnitude) const;
   // (B,H,N,D).
   std::vector<double> Backward(const std::vector<double>& d_encoded,
                                const std::vector<double>& theta) const;

@@ -1,9 +1,12 @@
 // flao_fal: gated linear attention with a stage for each tensor.
 #include "attnops/flao_fal.h"
 
+#include <utility>
+
 #include "src/core/checks.h"
 #include "src/ops/linear_attention/arguments.h"
 #include "src/positions/grid.h"
+#include "src/positions/theta.h"
 
 namespace attnops {
 namespace {
@@ -128,12 +131,25 @@ void FlaoFal(const ConstTensorView& q, const ConstTensorView& k, const ConstTens
 void FlaoFalBackward(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
                      const ConstTensorView& g, const ConstTensorView& d_out, const TensorView& dq,
                      const TensorView& dk, const TensorView& dv, const TensorView& dg,
-                     const FlaoFalOptions& options, const FlaoKept& kept) {
+                     const FlaoFalOptions& options, const FlaoKept& kept,
+                     const std::optional<TensorView>& d_theta) {
   const Inputs inputs{q, k, v, g, options.theta ? &*options.theta : nullptr};
   linear_attention::CheckInputs(kOp, inputs);
   const Axes axes = CheckOptions(inputs, options);
   Call call = linear_attention::BackwardCall(kOp, inputs, d_out, {dq, dk, dv, dg}, kept,
                                              InnerOf(q, options));
+  if (d_theta) {
+    if (!options.theta) Fail(kOp, "d_theta must be absent without theta");
+    CheckThetaGradient(kOp, *d_theta, *options.theta);
+    const std::pair<const char*, ConstTensorView> others[] = {
+        {"q", q}, {"k", k}, {"v", v}, {"g", g}, {"d_out", d_out}, {"dq", dq}, {"dk", dk}, {"dv", dv},
+        {"dg", dg}};
+    for (const auto& other : others) {
+      CheckApart(kOp, "d_theta", *d_theta, other.first, other.second);
+    }
+    SetZero(*d_theta);
+    call.d_theta = d_theta;
+  }
   SetStages(options, axes, call);
   linear_attention::Backward(call);
 }

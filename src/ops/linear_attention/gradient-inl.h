@@ -11,6 +11,7 @@
 
 #include "src/ops/linear_attention/pairs-inl.h"
 #include "src/ops/linear_attention/stages-inl.h"
+#include "src/positions/ids-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops::linear_attention {
@@ -66,6 +67,8 @@ class StageGradient {
         staged_(operand, head, first, blocks) {
     staged_.factor = factor;
     FillAngles<T>(operand.stage, head, first, count, blocks.table, staged_.angles);
+    if (goal == Goal::kGradients) theta_ = operand.ThetaSumsOf(head.batch, head.head, first);
+    if (theta_ != nullptr) StartTheta(first);
   }
 
   // For a gradient that is the product left·right.
@@ -88,6 +91,12 @@ class StageGradient {
                        const ChunkRows& sums) const {
     const StageShape& shape = staged_.shape;
     const StageTile tile{first, rows, chunk};
+    if (theta_ != nullptr) {
+      const ChunkRows activated = operand_.stage.SumsRows()
+                                      ? shape.RowsOf(blocks_.activated, first, chunk)
+                                      : ChunkRows{};
+      RunTile(staged_, tile, AddThetaTerms{sums, blocks_.factors, activated, theta_});
+    }
     if (tiled_) {
       const ChunkRows to = rows_.data != nullptr ? shape.RowsOf(rows_, first, chunk) : ChunkRows{};
       RunTile(staged_, tile, Differentiate{sums, to});
@@ -113,12 +122,24 @@ class StageGradient {
   Prefetcher& prefetcher;
 
  private:
+  // The positions of the rows, and f(x) where a tile cannot compute it.
+  void StartTheta(std::int64_t first) const {
+    const std::int64_t prefix = staged_.angles.prefix;
+    const Angles& angles = operand_.stage.angles;
+    FillFactors<T>(angles, nullptr, first + prefix - operand_.stage.prefix, count_ - prefix,
+                   blocks_.factors + prefix * angles.width);
+    if (operand_.stage.SumsRows()) {
+      ActivateFeatures<T>(staged_.shape, staged_.x, count_, blocks_.rows, blocks_.activated);
+    }
+  }
+
   const Operand& operand_;
   bool tiled_;
   std::int64_t count_;
   const Blocks& blocks_;
   Panels rows_;
   StagedRows<T> staged_;
+  double* theta_ = nullptr;  // sums of theta's gradient
 };
 
 }  // namespace HWY_NAMESPACE

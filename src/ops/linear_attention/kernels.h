@@ -8,6 +8,7 @@
 #define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_KERNELS_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "attnops/precision.h"
 #include "attnops/types.h"
@@ -17,6 +18,7 @@
 #include "src/gemm/dot_tile.h"
 #include "src/gemm/panels.h"
 #include "src/positions/angles.h"
+#include "src/positions/theta.h"
 
 namespace attnops::linear_attention {
 
@@ -50,6 +52,16 @@ struct Operand {
   Output dx;
   Stage stage;
   int index;  // 0 to 3 for q, k, v, g
+  // The gradient of theta, if it is wanted: the sums of each piece and batch.
+  ThetaSums theta = {};
+  std::int64_t theta_piece = 0;  // tokens of a piece
+  std::int64_t batches = 0;
+
+  // Where the sums of a block are, from its first token on.
+  double* ThetaSumsOf(std::int64_t batch, std::int64_t head, std::int64_t first) const {
+    return theta.data == nullptr ? nullptr
+                                 : theta.At(first / theta_piece * batches + batch, head);
+  }
 };
 constexpr int kOperands = 4;
 
@@ -87,6 +99,10 @@ struct Blocks {
   // sums of one over the sequence.
   float* table = nullptr;
   float* rows = nullptr;
+  // For the gradient of theta: the positions of a block's tokens, and the activated rows of a
+  // softmax over the features.
+  float* factors = nullptr;
+  Panels activated;
   // Softmax over the sequence, by the operand's index: its rows of shifts, scales and means, and
   // the sums of the pass that finds the means.
   const float* columns[kOperands] = {};
@@ -140,6 +156,7 @@ struct Call {
   DType dtype;
   Precision precision;  // kHighest, kHigh or kMedium
   Problem problem;
+  std::optional<TensorView> d_theta = {};  // backward only
 };
 void Forward(const Call& call);
 void Backward(const Call& call);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "src/core/numeric.h"
@@ -14,6 +15,7 @@
 #include "src/core/scratch_plan.h"
 #include "src/core/tasks.h"
 #include "src/ops/linear_attention/kernels.h"
+#include "src/positions/kernels.h"
 #include "src/rowops/kernels.h"
 
 namespace attnops::linear_attention {
@@ -60,6 +62,7 @@ class Plan {
       : target_(ChosenTarget()),
         dtype_(call.dtype),
         problem_(call.problem),
+        d_theta_(call.d_theta),
         kernels_(KernelsFor(dtype_, target_)),
         column_kernels_(rowops::KernelsFor(dtype_, target_)),
         heads_(problem_.B * problem_.H),
@@ -81,6 +84,11 @@ class Plan {
       operands_[operand->index] = operand;
       Stage& stage = operand->stage;
       if (stage.encodes) stage.angles = AnglesOf(stage.source, stage.part, kernels_.chunk);
+      if (!stage.encodes || !d_theta_) continue;
+      const Pieces& pieces = PiecesOf(*operand);
+      operand->theta = {pieces.count * problem_.B, problem_.H, stage.angles.width};
+      operand->theta_piece = pieces.size;
+      operand->batches = problem_.B;
     }
   }
 
@@ -108,10 +116,23 @@ class Plan {
     if (whole_ && (n_.count > 1 || kv_slots_ > 1)) plan.AddForWorkers(piece_kv_, KvSize());
   }
   // Takes the planned memory from `scratch`, of Bytes(plan).
-  std::size_t Bytes(const ScratchPlan& plan) const { return plan.Bytes(workers_) + AnglesBytes(); }
+  std::size_t Bytes(const ScratchPlan& plan) const {
+    return plan.Bytes(workers_) + AnglesBytes() + problem_.q.theta.Bytes() +
+           problem_.k.theta.Bytes();
+  }
   void Take(const ScratchPlan& plan, Scratch& scratch) {
     plan.Take(scratch, workers_);
     MakeAngles(scratch);
+    if (!d_theta_) return;
+    problem_.q.theta.Take(scratch);
+    problem_.k.theta.Take(scratch);
+  }
+  // The gradient of theta from the sums of q and k.
+  void StoreTheta() const {
+    if (!d_theta_) return;
+    const Stage& stage = problem_.q.stage;
+    StoreThetaGradient({&problem_.q.theta, &problem_.k.theta}, stage.angles, stage.encoded,
+                       positions::KernelsFor(dtype_, target_).storage_offset, *d_theta_);
   }
 
   bool KeptKv() const { return problem_.kept_kv.data != nullptr; }
@@ -191,6 +212,12 @@ class Plan {
         table = rows * angles.RowSize();
       }
     }
+    if (d_theta_) {
+      const Stage& stage = problem_.q.stage;
+      const bool features = stage.SumsRows() || problem_.k.stage.SumsRows();
+      plan.AddForWorkers(factors_, kBlockTokens * stage.angles.width);
+      plan.AddForWorkers(activated_, features ? BlockSize(ColumnsSize(problem_.q)) : 0);
+    }
     plan.AddForWorkers(tables_, table);
     plan.AddForWorkers(gradients_, pass == Pass::kBackward && softmax ? BlockSize(row) : 0);
     plan.AddForWorkers(rows_, softmax ? rowops::kSoftmaxRows * 2 * row : 0);
@@ -245,6 +272,10 @@ class Plan {
       blocks.e_pairs = {e_pairs_.At(worker), pairs};
       blocks.rows16 = {reinterpret_cast<BFloat16*>(rows16_.At(worker)), Rows16Stride()};
     }
+    if (d_theta_) {
+      blocks.factors = factors_.At(worker);
+      blocks.activated = {activated_.At(worker), panel};
+    }
     blocks.table = tables_.At(worker);
     blocks.rows = rows_.At(worker);
     return blocks;
@@ -268,6 +299,7 @@ class Plan {
   TargetIndex target_;
   DType dtype_;
   Problem problem_;
+  std::optional<TensorView> d_theta_;
   Kernels kernels_;
   rowops::Kernels column_kernels_;
   std::array<Operand*, kOperands> operands_{};
@@ -281,7 +313,7 @@ class Plan {
   Arrays kvs_, dkvs_, transposed_;  // of each worker, or of each head or piece of a wave
   Arrays piece_kv_;                 // of a worker, for the piece that is added next
   Arrays d_blocks_, e_blocks_, d_pairs_, e_pairs_, rows16_;
-  Arrays gradients_, tables_, rows_;
+  Arrays gradients_, tables_, rows_, factors_, activated_;
   std::array<Arrays, kOperands> columns_{};
   std::array<Arrays, kOperands> means_{};
 };

@@ -43,6 +43,7 @@ class Run : public Plan {
     } else {
       ForEachWave([&](const Wave& wave) { BackwardWave(wave); });
     }
+    StoreTheta();
   }
 
  private:

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "src/ops/linear_attention/stage_rows-inl.h"
+#include "src/positions/theta-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops::linear_attention {
@@ -86,6 +87,42 @@ struct DecodeGradient {
     ForEach<kRows>([&](auto i) ATTNOPS_INLINE_LAMBDA {
       StoreParts<kParts>(RowOf<2 * kParts>(dy, i()), gradient, rows.first + i());
     });
+  }
+};
+
+// Adds the terms of theta's gradient to `sums`, from the gradient of encoded rows.
+struct AddThetaTerms {
+  ChunkRows gradient;
+  const float* factors;  // (rows of the block, width)
+  ChunkRows activated;   // f(x), for softmax over the features
+  double* sums;
+
+  template <class E, int kRows, typename T>
+  HWY_INLINE void Run(const TileRows<E, kRows, T>& rows) const {
+    if constexpr (TileRows<E, kRows, T>::kHasAngles) {
+      constexpr int kParts = E::kPlainParts;
+      const auto x = rows.LoadX();
+      auto y = x;
+      if (activated.part[0] != nullptr) {
+        y = JoinRows<2 * kParts, kRows>([&](int i) ATTNOPS_INLINE_LAMBDA {
+          return LoadParts<kParts>(activated, rows.first + i);
+        });
+      } else {
+        rows.Activate([&](const auto& f) ATTNOPS_INLINE_LAMBDA {
+          y = f.template Value<AccuracyFor<T>(), kParts>(x);
+        });
+      }
+      Chunk sum = Fill<2>(0.0f);
+      ForEach<kRows>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+        const auto term =
+            ThetaTerm<E, 1>(RowOf<2 * kParts>(y, i()), LoadParts<2>(gradient, rows.first + i()),
+                            rows.known[i()].angles);
+        const float* factor =
+            factors + static_cast<std::size_t>(rows.row0 + i()) * rows.staged.shape.width;
+        sum = MulAdd(term, LoadChunk(factor + rows.j), sum);
+      });
+      AddToDoubles(sum, sums + rows.j);
+    }
   }
 };
 

@@ -6,7 +6,6 @@
 #define ATTNOPS_SRC_OPS_POSITION_ENCODING_KERNELS_H_
 
 #include <cstdint>
-#include <initializer_list>
 
 #include "attnops/types.h"
 #include "src/core/checks.h"
@@ -153,13 +152,6 @@ struct Call {
 void Run(Call call);
 // The gradient of theta, from a call with x and d_out whose `theta` is set.
 void RunTheta(Call call, const TensorView& d_theta);
-// d_theta is float32, has theta's shape and shares no memory with the given inputs.
-struct NamedInput {
-  const char* name;
-  const ConstTensorView* view;
-};
-void CheckThetaGradient(const char* op, const TensorView& d_theta, const ConstTensorView& theta,
-                        std::initializer_list<NamedInput> inputs);
 
 }  // namespace attnops::position_encoding
 

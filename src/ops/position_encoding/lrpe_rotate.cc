@@ -5,6 +5,7 @@
 #include "src/ops/position_encoding/kernels.h"
 #include "src/ops/position_encoding/rotary.h"
 #include "src/positions/grid.h"
+#include "src/positions/theta.h"
 
 namespace attnops {
 namespace {
@@ -90,7 +91,9 @@ void LrpeRotateThetaGradient(const ConstTensorView& x, const ConstTensorView& th
                              const LrpeRotateOptions& options) {
   Call call = CheckCall(Pass::kBackward, true, x, theta, options);
   CheckGradient(d_out, x);
-  position_encoding::CheckThetaGradient(kOp, d_theta, theta, {{"x", &x}, {"d_out", &d_out}});
+  CheckThetaGradient(kOp, d_theta, theta);
+  CheckApart(kOp, "d_theta", d_theta, "x", x);
+  CheckApart(kOp, "d_theta", d_theta, "d_out", d_out);
   call.problem.d_out = RotaryAxes(options.rotary.layout, x.rank()).RowsOf(d_out);
   position_encoding::RunTheta(call, d_theta);
 }

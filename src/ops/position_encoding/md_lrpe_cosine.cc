@@ -4,6 +4,7 @@
 #include "src/core/checks.h"
 #include "src/ops/position_encoding/kernels.h"
 #include "src/positions/grid.h"
+#include "src/positions/theta.h"
 
 namespace attnops {
 namespace {
@@ -145,7 +146,9 @@ void MdLrpeCosineThetaGradient(const ConstTensorView& x, const ConstTensorView& 
   const Source source{&theta, nullptr};
   const SoftmaxAxis axis = CheckCall(x, source, options);
   CheckEncoded("d_out", d_out, x);
-  position_encoding::CheckThetaGradient(kOp, d_theta, theta, {{"x", &x}, {"d_out", &d_out}});
+  CheckThetaGradient(kOp, d_theta, theta);
+  CheckApart(kOp, "d_theta", d_theta, "x", x);
+  CheckApart(kOp, "d_theta", d_theta, "d_out", d_out);
   Call call = CallOf(Pass::kBackward, x, source, {nullptr, x.dtype(), x.shape(), x.strides()},
                      options, axis);
   call.theta = true;

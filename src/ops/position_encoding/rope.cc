@@ -8,6 +8,7 @@
 #include "src/ops/position_encoding/kernels.h"
 #include "src/ops/position_encoding/rotary.h"
 #include "src/positions/grid.h"
+#include "src/positions/theta.h"
 
 namespace attnops {
 namespace {
@@ -146,16 +147,17 @@ void RopeThetaGradient(const ConstTensorView& q, const ConstTensorView& k,
                        const RopeOptions& options) {
   std::int64_t offset = 0;
   Call call = CheckCall(Pass::kBackward, true, {q, k, "q", "k"}, {&theta, nullptr}, options, offset);
-  const auto check = [](const char* name, const ConstTensorView& gradient, const char* of_name,
+  CheckThetaGradient(kOp, d_theta, theta);
+  const auto check = [&](const char* name, const ConstTensorView& gradient, const char* of_name,
                         const ConstTensorView& of) {
     CheckSameShape(kOp, name, gradient, of_name, of);
     CheckSameType(kOp, name, gradient, of_name, of);
     CheckView(kOp, name, gradient);
+    CheckApart(kOp, "d_theta", d_theta, name, gradient);
+    CheckApart(kOp, "d_theta", d_theta, of_name, of);
   };
   check("dq_out", dq_out, "q", q);
   check("dk_out", dk_out, "k", k);
-  position_encoding::CheckThetaGradient(
-      kOp, d_theta, theta, {{"q", &q}, {"k", &k}, {"dq_out", &dq_out}, {"dk_out", &dk_out}});
   const RotaryAxes axes(options.rotary.layout, 4);
   call.problem.d_out = axes.RowsOf(dq_out);
   call.second.d_out = axes.RowsOf(dk_out);

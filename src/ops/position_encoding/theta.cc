@@ -3,6 +3,7 @@
 
 #include "src/core/tasks.h"
 #include "src/ops/position_encoding/work.h"
+#include "src/positions/theta.h"
 
 namespace attnops::position_encoding {
 namespace {
@@ -10,17 +11,6 @@ namespace {
 // The sums of theta's gradient are cut into at most so many pieces, which are merged in their
 // order. A piece is consecutive blocks, each with all batches.
 constexpr std::int64_t kMostPieces = 32;
-
-// The sums of all pieces: (pieces, heads, width) float64 numbers.
-struct ThetaSums {
-  std::int64_t pieces, heads, width;
-  double* data = nullptr;
-
-  std::int64_t size() const { return pieces * heads * width; }
-  double* At(std::int64_t piece, std::int64_t head) const {
-    return data + (piece * heads + head) * width;
-  }
-};
 
 struct ThetaWork {
   const Work& work;
@@ -73,49 +63,11 @@ void AddGroup(const ThetaWork& theta, const Region& group, const Columns& column
   });
 }
 
-// Merges the pieces and what shares a theta, in a fixed order.
-void Store(const Work& work, const ThetaSums& sums, const TensorView& d_theta) {
-  const std::int64_t rows = d_theta.shape(0), columns = d_theta.shape(1);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    float* to = static_cast<float*>(d_theta.data()) + row * d_theta.stride(0);
-    for (std::int64_t column = 0; column < columns; ++column) {
-      // The angles of this theta: one of each axis, or all of them.
-      const std::int64_t step = columns == 1 ? 1 : work.angles.per_axis;
-      double sum = 0;
-      for (std::int64_t h = rows == 1 ? 0 : row; h < (rows == 1 ? sums.heads : row + 1); ++h) {
-        for (std::int64_t c = column; c < work.problem.encoded; c += step) {
-          const std::int64_t at = work.angle_kernels.storage_offset(c);
-          for (std::int64_t piece = 0; piece < sums.pieces; ++piece) {
-            sum += sums.At(piece, h)[at];
-          }
-        }
-      }
-      to[column] = static_cast<float>(sum);
-    }
-  }
-}
-
 }  // namespace
-
-void CheckThetaGradient(const char* op, const TensorView& d_theta, const ConstTensorView& theta,
-                        std::initializer_list<NamedInput> inputs) {
-  CheckShape(op, "d_theta", d_theta, theta.shape());
-  if (d_theta.dtype() != DType::kFloat32) {
-    Fail(op, "d_theta must be float32; it is ", Name(d_theta.dtype()));
-  }
-  CheckOutput(op, "d_theta", d_theta);
-  CheckApart(op, "d_theta", d_theta, "theta", theta);
-  for (const NamedInput& input : inputs) {
-    CheckApart(op, "d_theta", d_theta, input.name, *input.view);
-  }
-}
 
 void RunTheta(Call call, const TensorView& d_theta) {
   const Problem& problem = call.problem;
-  for (std::int64_t row = 0; row < d_theta.shape(0); ++row) {
-    std::fill_n(static_cast<float*>(d_theta.data()) + row * d_theta.stride(0), d_theta.shape(1),
-                0.0f);
-  }
+  SetZero(d_theta);
   if (d_theta.size() == 0 || problem.B == 0 || problem.N <= problem.prefix || problem.H == 0 ||
       problem.part == 0) {
     return;
@@ -127,18 +79,15 @@ void RunTheta(Call call, const TensorView& d_theta) {
   const bool sequence = call.axis == SoftmaxAxis::kSequence;
   ThetaWork theta{work, {}, {}};
   theta.sums = {std::min(kMostPieces, theta.Units(problem.B)), problem.H, work.angles.width};
-  Arrays sums;
   ScratchPlan arrays;
   arrays.AddForWorkers(work.memory, work.WorkerScratch());
   arrays.AddForWorkers(theta.factors, theta.FactorsSize() + theta.RowsSize());
-  arrays.Add(sums, 2 * theta.sums.size(), 1);
   if (sequence) arrays.Add(work.statistics, plan.StatisticsSize(), 1);
-  Scratch scratch(AnglesScratch(work.angles) + arrays.Bytes(work.workers));
+  Scratch scratch(AnglesScratch(work.angles) + arrays.Bytes(work.workers) + theta.sums.Bytes());
   StartAngles(target, work.order, call.angles,
               StepsOf(work.angles, problem.B, problem.N - problem.prefix), scratch, work.angles);
   arrays.Take(scratch, work.workers);
-  theta.sums.data = reinterpret_cast<double*>(sums.data);
-  std::fill_n(theta.sums.data, theta.sums.size(), 0.0);
+  theta.sums.Take(scratch);
   if (sequence) {
     PiecesDone done = MakePiecesDone(work, plan);
     ForEachColumnGroup(work, plan, [&](const Region& group) {
@@ -147,7 +96,8 @@ void RunTheta(Call call, const TensorView& d_theta) {
   } else {
     AddGroup(theta, {0, problem.B, 0, problem.N, 0, problem.H}, {});
   }
-  Store(work, theta.sums, d_theta);
+  StoreThetaGradient({&theta.sums}, work.angles, problem.encoded,
+                     work.angle_kernels.storage_offset, d_theta);
 }
 
 }  // namespace attnops::position_encoding

@@ -1,0 +1,255 @@
+"""rope: rotary position encoding of queries and keys in one call."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attnops import _checks, _choices, _rotary
+
+_OP = "rope"
+# How many arguments there are behind q, k, theta and cos_sin.
+_OPTIONS = 9
+
+
+def rope(
+    q: Tensor,
+    k: Tensor,
+    theta: Tensor | None = None,
+    *,
+    cos_sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    offset: int | Tensor = 0,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+    sections: Sequence[int] | None = None,
+    sections_interleaved: bool = False,
+    scale: float = 1.0,
+    layout: str = "bnhd",
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Rotate the pairs of q and k by the angle of their token's position.
+
+    q is (B,N,H,D) and k (B,N,H',D), or with layout bhnd (B,H,N,D) and (B,H',N,D), of one type. The
+    angles are position·theta, with theta (E) or (1,E) for all heads, of q's type or float32; or
+    their cosines and sines are the caller's: cos_sin (P,r), [cos | sin] of each position, of q's
+    type or float32, which has no gradient. positions and the other options are those of
+    lrpe_rotate; a position out of cos_sin is an error. With inplace the results are written to q
+    and k, which are returned.
+    """
+    _checks.are_tensors(_OP, q=q, k=k)
+    if theta is not None:
+        _checks.are_tensors(_OP, theta=theta)
+        if theta.ndim == 1:
+            theta = theta[None]
+        if theta.dtype != torch.float32 and q.ndim == 4:
+            _warn(q, theta, positions, offset, layout)
+    if cos_sin is not None:
+        _checks.are_tensors(_OP, cos_sin=cos_sin)
+        _checks.no_gradient(_OP, "cos_sin", cos_sin)
+    offset, offsets = _rotary.split_offset(offset)
+    arguments = (
+        q,
+        k,
+        theta,
+        cos_sin,
+        positions,
+        offsets,
+        offset,
+        rotary_dim,
+        interleaved,
+        sections,
+        sections_interleaved,
+        scale,
+        _choices.number(_OP, "layout", _choices.LAYOUTS, layout),
+    )
+    differentiates = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or (theta is not None and theta.requires_grad)
+    )
+    if inplace and not differentiates:
+        torch.ops.attnops.rope_.default(*arguments)
+        if not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version((q, k))
+        return q, k
+    if differentiates or torch.compiler.is_compiling() or _is_transformed():
+        q_out, k_out = torch.ops.attnops.rope.default(*arguments)
+    else:
+        q_out, k_out = torch.ops.attnops.rope_forward.default(*arguments)
+    if inplace:
+        return q.copy_(q_out), k.copy_(k_out)
+    return q_out, k_out
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of torch.func is at work, which must see the operator with a gradient."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _warn(
+    q: Tensor, theta: Tensor, positions: Tensor | None, offset: int | Tensor, layout: str
+) -> None:
+    offset, offsets = _rotary.split_offset(offset)
+    if positions is not None:
+        _rotary.warn_of_16_bits(_OP, theta, 1, 0, positions)
+    else:
+        tokens = q.shape[2 if layout == "bhnd" else 1]
+        _rotary.warn_of_16_bits(_OP, theta, tokens, offset, offsets)
+
+
+def _check(
+    q_name: str,
+    q: Tensor,
+    k_name: str,
+    k: Tensor,
+    theta: Tensor | None,
+    cos_sin: Tensor | None,
+    positions: Tensor | None,
+    offsets: Tensor | None,
+    offset: int,
+    rotary_dim: int | None,
+    interleaved: bool,
+    sections: Sequence[int] | None,
+    sections_interleaved: bool,
+    scale: float,
+    layout: int,
+) -> None:
+    """The checks of the kernel, in its order and with its texts, for tensors without data."""
+    _checks.same_device(
+        _OP,
+        **{q_name: q, k_name: k},
+        theta=theta,
+        cos_sin=cos_sin,
+        positions=positions,
+        offset=offsets,
+    )
+    _checks.tensor(_OP, q_name, q)
+    _checks.tensor(_OP, k_name, k)
+    if (theta is None) == (cos_sin is None):
+        which = "neither is" if theta is None else "both are"
+        _checks.fail(_OP, f"exactly one of theta and cos_sin must be given; {which}")
+    if theta is not None:
+        _checks.tensor(_OP, "theta", theta)
+    else:
+        _checks.tensor(_OP, "cos_sin", cos_sin)
+    _rotary.check_types(_OP, positions, offsets, sections, layout)
+    _checks.axes(_OP, q_name, q, _rotary.axes_of(layout))
+    _checks.axes(_OP, k_name, k, _rotary.axes_of(layout))
+    axis = _rotary.sequence_axis(layout, 4)
+    for at, what in ((0, "batches"), (axis, "tokens"), (3, "features")):
+        _checks.same_size(_OP, k_name, k.shape[at], what, q_name, q.shape[at])
+    _checks.same_type(_OP, k_name, k, q_name, q)
+    rotated = _rotary.rotated(_OP, q_name, q.shape[3], rotary_dim)
+    if theta is not None:
+        _checks.angle_axes(_OP, theta)
+        _checks.angle_type(_OP, q, theta, q_name)
+        _checks.heads(_OP, "theta", theta.shape[0], 1, q_name)
+        _checks.pair_angles(_OP, theta.shape[1], rotated // 2, q_name)
+    else:
+        _check_cos_sin(cos_sin, q_name, q, rotated)
+    _rotary.check(
+        _OP,
+        q.shape[0],
+        q.shape[axis],
+        rotated // 2,
+        offset,
+        positions,
+        offsets,
+        sections,
+        sections_interleaved,
+        scale,
+    )
+    if cos_sin is not None and positions is None and offsets is None and q.numel() + k.numel() > 0:
+        tokens, rows = q.shape[axis], cos_sin.shape[0]
+        if offset < 0 or offset + tokens > rows:
+            _checks.fail(
+                _OP,
+                f"offset must be from 0 to {rows - tokens} for {tokens} tokens and {rows} rows "
+                f"of cos_sin; it is {offset}",
+            )
+
+
+def _check_cos_sin(cos_sin: Tensor, q_name: str, q: Tensor, rotated: int) -> None:
+    _checks.axes(_OP, "cos_sin", cos_sin, "(positions, rotary_dim)")
+    if cos_sin.dtype not in (torch.float32, q.dtype):
+        _checks.fail(
+            _OP,
+            f"cos_sin must be float32 or have the type of {q_name}, {_checks.type_name(q)}; "
+            f"it is {_checks.type_name(cos_sin)}",
+        )
+    if cos_sin.shape[1] != rotated:
+        _checks.fail(
+            _OP,
+            f"cos_sin has {cos_sin.shape[1]} columns; {rotated} features are rotated "
+            f"(expected {rotated})",
+        )
+
+
+def _fake(q: Tensor, k: Tensor, *options) -> tuple[Tensor, Tensor]:
+    _check("q", q, "k", k, *options)
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+torch.library.register_fake("attnops::rope", _fake)
+torch.library.register_fake("attnops::rope_forward", _fake)
+
+
+@torch.library.register_fake("attnops::rope_")
+def _(q: Tensor, k: Tensor, *options) -> None:
+    _check("q", q, "k", k, *options)
+
+
+@torch.library.register_fake("attnops::rope_backward")
+def _(dq_out: Tensor, dk_out: Tensor, *options) -> tuple[Tensor, Tensor]:
+    _check("dq_out", dq_out, "dk_out", dk_out, *options)
+    return dq_out.new_empty(dq_out.shape), dk_out.new_empty(dk_out.shape)
+
+
+@torch.library.register_fake("attnops::rope_dtheta")
+def _(q: Tensor, k: Tensor, dq_out: Tensor, dk_out: Tensor, theta: Tensor, *options) -> Tensor:
+    _check("q", q, "k", k, theta, None, *options)
+    _checks.same_shape_and_type(_OP, "dq_out", dq_out, "q", q)
+    _checks.same_shape_and_type(_OP, "dk_out", dk_out, "k", k)
+    return theta.new_empty(theta.shape, dtype=torch.float32)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, theta, cos_sin, positions, offsets, *ctx.options = inputs
+    # Only the gradient of theta needs q and k.
+    kept = (q, k) if ctx.needs_input_grad[2] else (None, None)
+    ctx.save_for_backward(*kept, theta, cos_sin, positions, offsets)
+
+
+def _backward(ctx, dq_out: Tensor, dk_out: Tensor):
+    _checks.no_gradient_of(ctx, _OP, cos_sin=3)
+    _checks.no_tangents(_OP, dq_out=dq_out, dk_out=dk_out)
+    q, k, theta, cos_sin, positions, offsets = ctx.saved_tensors
+    options = (positions, offsets, *ctx.options)
+    dq = dk = d_theta = None
+    if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+        dq, dk = torch.ops.attnops.rope_backward(dq_out, dk_out, theta, cos_sin, *options)
+    if ctx.needs_input_grad[2]:
+        d_theta = torch.ops.attnops.rope_dtheta(q, k, dq_out, dk_out, theta, *options)
+    return dq, dk, d_theta, None, *(None,) * _OPTIONS
+
+
+torch.library.register_autograd("attnops::rope", _backward, setup_context=_setup_context)
+
+
+def _setup_backward_context(ctx, inputs, output) -> None:
+    _, _, *tensors, offset, rotary_dim, interleaved, sections, order, scale, layout = inputs
+    ctx.options = (offset, rotary_dim, interleaved, sections, order, scale, layout)
+    ctx.save_for_backward(*tensors)
+
+
+def _double_backward(ctx, d_dq: Tensor, d_dk: Tensor):
+    _checks.no_second_derivative_of(ctx, _OP, theta=2, cos_sin=3)
+    _checks.no_tangents(_OP, d_dq=d_dq, d_dk=d_dk)
+    # The rotation is linear.
+    rotated = torch.ops.attnops.rope(d_dq, d_dk, *ctx.saved_tensors, *ctx.options)
+    return *rotated, None, None, *(None,) * _OPTIONS
+
+
+torch.library.register_autograd(
+    "attnops::rope_backward", _double_backward, setup_context=_setup_backward_context
+)
+_checks.refuse_second_derivative(_OP, "rope_dtheta")
