@@ -1,10 +1,13 @@
-# The one list of kernels: for each folder of src with a kernels-inl.h, the template arguments that
-# KernelsOf is compiled with. Each entry is a file of its own, compiled for every SIMD target.
+# The one list of kernels: for each folder of src with a kernels-inl.h, or file name of another
+# table, the template arguments that KernelsOf is compiled with. Each entry is a file of its own, compiled for every SIMD target.
 set(ATTNOPS_TYPES float Float16 BFloat16)
 
-# attnops_kernels(SOURCES FOLDER NAMESPACE RESULT ARGUMENTS...): appends a generated file to the
+# attnops_kernels(SOURCES TABLE NAMESPACE RESULT ARGUMENTS...): appends a generated file to the
 # list SOURCES for each of the ARGUMENTS.
-function(attnops_kernels sources KERNELS_FOLDER KERNELS_NAMESPACE KERNELS_RESULT)
+function(attnops_kernels sources KERNELS_TABLE KERNELS_NAMESPACE KERNELS_RESULT)
+  if(NOT KERNELS_TABLE MATCHES "-inl\\.h$")
+    string(APPEND KERNELS_TABLE "/kernels-inl.h")
+  endif()
   foreach(KERNELS_ARGUMENTS IN LISTS ARGN)
     string(MAKE_C_IDENTIFIER "${KERNELS_ARGUMENTS}" name)
     string(TOLOWER "${name}" name)
@@ -24,6 +27,8 @@ endforeach()
 
 set(ATTNOPS_KERNELS)
 attnops_kernels(ATTNOPS_KERNELS ops/linear_attention linear_attention Kernels ${ATTNOPS_TYPES})
+attnops_kernels(ATTNOPS_KERNELS ops/linear_attention/causal_kernels-inl.h causal Kernels
+                ${ATTNOPS_TYPES})
 attnops_kernels(ATTNOPS_KERNELS ops/position_encoding position_encoding Choice ${encodings})
 attnops_kernels(ATTNOPS_KERNELS ops/tensor_product_attention tensor_product_attention Kernels
                 ${ATTNOPS_TYPES})

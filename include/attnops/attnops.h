@@ -5,6 +5,7 @@
 #include "attnops/error.h"           // IWYU pragma: export
 #include "attnops/flao.h"            // IWYU pragma: export
 #include "attnops/flao_fal.h"        // IWYU pragma: export
+#include "attnops/linear_attention.h"  // IWYU pragma: export
 #include "attnops/lrpe_rotate.h"     // IWYU pragma: export
 #include "attnops/machine.h"         // IWYU pragma: export
 #include "attnops/md_lrpe_cosine.h"  // IWYU pragma: export

@@ -129,11 +129,12 @@ struct FromRows {
   }
 };
 
-// The tile of kRows rows of the product, from `first` on, and C panels of the right operand. With
-// a transposed left operand these rows must be in one panel of it.
+// Adds to `sums` the tile of kRows rows of the product, from `first` on, and C panels of the right
+// operand. With a transposed left operand these rows must be in one panel of it.
 template <Left kLeft, int kRows, int C, class Right>
-HWY_INLINE TileSums<kRows, C> MultiplyTile(const Panels& a, std::size_t first, const Right& b,
-                                           std::size_t depth, Prefetcher& prefetcher) {
+HWY_INLINE TileSums<kRows, C> AddTile(const Panels& a, std::size_t first, const Right& b,
+                                      std::size_t depth, Prefetcher& prefetcher,
+                                      TileSums<kRows, C> sums) {
   const std::size_t chunk = ChunkSize();
   const auto a_panel = static_cast<std::size_t>(a.panel);
   constexpr bool kStraight = kLeft == Left::kStraight;
@@ -142,7 +143,6 @@ HWY_INLINE TileSums<kRows, C> MultiplyTile(const Panels& a, std::size_t first, c
   // A run of a straight left operand is in one panel.
   constexpr std::size_t kSteps =
       kStraight ? std::min<std::size_t>(kMaxChunk, kRunSteps) : std::size_t{kRunSteps};
-  TileSums<kRows, C> sums = Fill<2 * C * kRows>(0.0f);
   for (std::size_t k = 0; k < depth; k += kSteps) {
     if (k % kRunSteps == 0) prefetcher.Step();
     const std::size_t row = kStraight ? first : k;
@@ -161,6 +161,13 @@ HWY_INLINE TileSums<kRows, C> MultiplyTile(const Panels& a, std::size_t first, c
         sums);
   }
   return sums;
+}
+
+// The tile itself.
+template <Left kLeft, int kRows, int C, class Right>
+HWY_INLINE TileSums<kRows, C> MultiplyTile(const Panels& a, std::size_t first, const Right& b,
+                                           std::size_t depth, Prefetcher& prefetcher) {
+  return AddTile<kLeft, kRows, C>(a, first, b, depth, prefetcher, Fill<2 * C * kRows>(0.0f));
 }
 
 }  // namespace HWY_NAMESPACE

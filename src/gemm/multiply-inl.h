@@ -52,13 +52,11 @@ HWY_NOINLINE void FinishEdge(const float* sums, const TileBounds& tile, const Ep
   }
 }
 
-// Computes one tile and calls the epilogue for its rows, at most `left` of them.
-template <Left kLeft, int kRows, int C, class Right, class Epilogue>
-HWY_INLINE void FinishTile(const Panels& a, const Right& b, std::int64_t first, std::int64_t left,
-                           std::int64_t depth, std::int64_t chunk, const Epilogue& epilogue) {
+// Calls the epilogue for the sums of a tile, which has at most `left` rows that count.
+template <int kRows, int C, class Epilogue>
+HWY_INLINE void FinishSums(const TileSums<kRows, C>& sums, std::int64_t first, std::int64_t left,
+                           std::int64_t chunk, const Epilogue& epilogue) {
   const TileBounds tile{first, std::min<std::int64_t>(kRows, left), chunk, C};
-  const TileSums<kRows, C> sums = MultiplyTile<kLeft, kRows, C>(
-      a, static_cast<std::size_t>(first), b, static_cast<std::size_t>(depth), epilogue.prefetcher);
   if (HWY_UNLIKELY(tile.rows < kRows || epilogue.Elements(chunk + C - 1) < ChunkSize())) {
     alignas(64) float stored[C * kRows * kMaxChunk];
     ForEach<2 * C * kRows>([&](auto i) ATTNOPS_INLINE_LAMBDA {
@@ -72,6 +70,16 @@ HWY_INLINE void FinishTile(const Panels& a, const Right& b, std::int64_t first, 
       epilogue(first + row(), chunk + column(), ChunkSize(), Chunk{{sums.v[i], sums.v[i + 1]}});
     });
   });
+}
+
+// Computes one tile and calls the epilogue for its rows, at most `left` of them.
+template <Left kLeft, int kRows, int C, class Right, class Epilogue>
+HWY_INLINE void FinishTile(const Panels& a, const Right& b, std::int64_t first, std::int64_t left,
+                           std::int64_t depth, std::int64_t chunk, const Epilogue& epilogue) {
+  FinishSums<kRows, C>(
+      MultiplyTile<kLeft, kRows, C>(a, static_cast<std::size_t>(first), b,
+                                    static_cast<std::size_t>(depth), epilogue.prefetcher),
+      first, left, chunk, epilogue);
 }
 
 // Calls f<kRows>(first, end) for each tile of a product's rows, first_f for the first tile. Rows of

@@ -7,6 +7,7 @@
 #ifndef ATTNOPS_TESTS_SUPPORT_TOLERANCES_H_
 #define ATTNOPS_TESTS_SUPPORT_TOLERANCES_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -70,6 +71,13 @@ inline double SumError(std::int64_t n) {
 // operands which a term goes through are rounded to bfloat16.
 inline double OperandError(Precision precision, int n) {
   return precision == Precision::kMedium ? std::pow(1 + kUnitBFloat16, n) - 1 : 0;
+}
+
+// A product of decays of linear_attention, relative: a factor exp of each level of the tree of a
+// block's tokens and of each side, and the rounding of its argument, a sum of logarithms of this
+// size. Where the sum is below −88, the product is 0.
+inline double DecayError(double log) {
+  return 16 * kExp + 4 * kUnitFloat32 * std::min(log, 88.0);
 }
 
 // One rounding of a value to the stored type; float32's is part of the arithmetic above. Below

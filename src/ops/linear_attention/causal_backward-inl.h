@@ -1,0 +1,337 @@
+// The backward of a block. g is scale·dO, so that scores have no scale.
+
+#if defined(ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BACKWARD_INL_H_
+#undef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BACKWARD_INL_H_
+#else
+#define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BACKWARD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "src/ops/linear_attention/causal_block-inl.h"
+#include "src/ops/linear_attention/causal_forward-inl.h"
+#include "src/ops/linear_attention/causal_kernels.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::causal {
+namespace HWY_NAMESPACE {
+
+HWY_INLINE void ZeroRows(std::int64_t rows, std::int64_t columns, const Panels& matrix) {
+  for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
+    std::fill_n(At(matrix, 0, chunk), rows * static_cast<std::int64_t>(ChunkSize()), 0.0f);
+  }
+}
+
+// Rows of scale·dO.
+template <typename T>
+void LoadGradient(const Problem& problem, Head head, Range block, const Panels& to) {
+  const Rows<const T> rows = RowsOf<T>(problem.d_out, head, head.head, block);
+  ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
+                              std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+    for (std::int64_t i = 0; i < block.size(); ++i) {
+      StoreChunk(Mul(LoadChunkN(rows[i] + column, n), Fill<2>(problem.scale)), At(to, i, chunk));
+    }
+  });
+}
+
+// Stores rows in a tensor of T, or of float32 if `is_float`.
+template <typename T>
+void StoreRows(const Panels& from, const Output& to, bool is_float, Head head, std::int64_t index,
+               Range block, std::int64_t columns) {
+  ForEachChunk(columns, [&](std::int64_t column, std::size_t n,
+                            std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+    for (std::int64_t i = 0; i < block.size(); ++i) {
+      const Chunk x = LoadChunk(At(from, i, chunk));
+      if (is_float) {
+        StoreFloatsFrom<T>(x, RowsOf<float>(to, head, index, block)[i] + column, n);
+      } else {
+        StoreChunkN(x, RowsOf<T>(to, head, index, block)[i] + column, n);
+      }
+    }
+  });
+}
+
+// Adds rows of dq or dk to the sums of a group, which the last of its heads takes back.
+HWY_INLINE void SumOverGroup(const BackwardBlock& block, const Rows<float>& sums,
+                             std::int64_t columns, const Panels& rows) {
+  if (sums.data == nullptr) return;
+  ForEachRow(block.tokens.size(), columns,
+             [&](std::int64_t row, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+               float* at = ChunkOf(sums[row], chunk);
+               Chunk x = LoadChunk(At(rows, row, chunk));
+               if (!block.first_of_group) x = Add(x, LoadChunk(at));
+               StoreChunk(x, block.last_of_group ? At(rows, row, chunk) : at);
+             });
+}
+
+// The gradients of scores, and the decays on the side of the values.
+template <typename T>
+void MakeScoreGradients(const Problem& problem, Head head, Range block, const Workspace& work,
+                        Prefetcher& prefetcher) {
+  const std::int64_t tokens = block.size(), E = problem.E;
+  if (problem.OnValues()) {
+    LoadValueDecays<T>(problem, head, block, work, [&](std::int64_t half) ATTNOPS_INLINE_LAMBDA {
+      WeightLevel(work.g, work.v, work.value, tokens, E, half, work.weighted);
+      ScoreLevel(work.weighted, tokens, ChunksOf(E), half, work.d_scores);
+    });
+    ScoreDiagonal(work.g, work.v, tokens, E, work.d_scores);
+    MultiplyMatrix(work.g, work.value.from_start, tokens, E, work.g_start);
+    MultiplyMatrix(work.v, work.value.to_end, tokens, E, work.v_end);
+    if (problem.decay != Decay::kFeature) {
+      MultiplyMatrix(work.d_scores, work.mask, tokens, kBlockTokens, work.d_scores);
+    }
+    return;
+  }
+  const Rows<const T> v = RowsOf<T>(problem.v, head, head.head, block);
+  LoadTransposed(v.data, v.stride, tokens, E, work.v_columns);
+  if (problem.decay == Decay::kFeature) {
+    MultiplyLower(work.g, work.v_columns, tokens, Padded(E),
+                  AddToMatrix{work.d_scores, false, prefetcher});
+  } else {
+    MultiplyLower(work.g, work.v_columns, tokens, Padded(E),
+                  StoreWeighted{work.mask, work.d_scores, false, prefetcher});
+  }
+}
+
+// dq and dk where each feature of the keys has a decay, and the scores with it.
+template <typename T>
+void FeatureKeyGradients(const Problem& problem, Head head, Range block, const Workspace& work,
+                         const Panels& g_start, const Panels& v_end, Prefetcher& prefetcher) {
+  const std::int64_t tokens = block.size(), D = problem.D, chunks = ChunksOf(D);
+  ZeroRows(tokens, D, work.dq);
+  ZeroRows(tokens, D, work.dk);
+  LoadKeyDecays<T>(problem, head, block, work, [&](std::int64_t half) ATTNOPS_INLINE_LAMBDA {
+    WeightLevel(work.q, work.k, work.key, tokens, D, half, work.weighted);
+    ScoreLevel(work.weighted, tokens, chunks, half, work.scores);
+    MixLevel(work.d_scores, work.weighted, work.key, tokens, chunks, half, work.dq, prefetcher);
+    MixLevelBack(work.d_scores, work.weighted, work.key, tokens, chunks, half, work.dk,
+                 prefetcher);
+  });
+  ScoreDiagonal(work.q, work.k, tokens, D, work.scores);
+  MixDiagonal(work.d_scores, work.k, tokens, D, work.dq);
+  MixDiagonal(work.d_scores, work.q, tokens, D, work.dk);
+  DecayQueriesAndKeys(problem, tokens, work);
+  Multiply<Left::kStraight>(g_start, work.state_columns, tokens, Padded(problem.E), chunks,
+                            StoreWeighted{work.key.from_start, work.dq, true, prefetcher});
+  Multiply<Left::kStraight>(v_end, work.d_state_columns, tokens, Padded(problem.E), chunks,
+                            StoreWeighted{work.key.to_end, work.dk, true, prefetcher});
+}
+
+// The same where a token's features share a decay.
+HWY_INLINE void TokenKeyGradients(const Problem& problem, std::int64_t tokens,
+                                  const Workspace& work, const Panels& g_start,
+                                  const Panels& v_end, Prefetcher& prefetcher) {
+  const std::int64_t chunks = ChunksOf(problem.D), E = problem.E;
+  const auto decayed = [&](const Panels& x, const float* factors) ATTNOPS_INLINE_LAMBDA {
+    if (!problem.has_decay) return x;
+    MultiplyRowsBy(x, factors, tokens, E, work.weighted);
+    return work.weighted;
+  };
+  MultiplySum(tokens, chunks, AddToMatrix{work.dq, false, prefetcher},
+              Term<Left::kStraight, Triangle::kLower>{work.d_scores, work.k, tokens},
+              Term<Left::kStraight>{decayed(g_start, work.from_start), work.state_columns,
+                                    Padded(E)});
+  MultiplySum(tokens, chunks, AddToMatrix{work.dk, false, prefetcher},
+              Term<Left::kTransposed, Triangle::kUpper>{work.d_scores, work.q, tokens},
+              Term<Left::kStraight>{decayed(v_end, work.to_end), work.d_state_columns, Padded(E)});
+}
+
+template <typename T>
+void ValueGradients(const Problem& problem, Head head, Range block, const Workspace& work,
+                    const Panels& d_state, Prefetcher& prefetcher) {
+  const std::int64_t tokens = block.size(), E = problem.E, chunks = ChunksOf(E);
+  const Panels& k_end = KeysToEnd(problem, work);
+  if (!problem.OnValues()) {
+    return MultiplySum(tokens, chunks, AddToMatrix{work.dv, false, prefetcher},
+                       Term<Left::kTransposed, Triangle::kUpper>{work.scores, work.g, tokens},
+                       Term<Left::kStraight>{k_end, d_state, Padded(problem.D)});
+  }
+  Multiply<Left::kStraight>(k_end, d_state, tokens, Padded(problem.D), chunks,
+                            StoreWeighted{work.value.to_end, work.dv, false, prefetcher});
+  LoadValueDecays<T>(problem, head, block, work, [&](std::int64_t half) ATTNOPS_INLINE_LAMBDA {
+    MultiplyMatrix(work.g, work.value.from_start, tokens, E, work.weighted);
+    MixLevelBack(work.scores, work.weighted, work.value, tokens, chunks, half, work.dv, prefetcher);
+  });
+  MixDiagonal(work.scores, work.g, tokens, E, work.dv);
+}
+
+// The gradient of a decay of features. With x and y the rows that meet S and dS (q and k, or g and
+// v), from the last token to the first
+//   d log λ_t = d log λ_{t+1} + x_t ⊙ dx_t − y_t ⊙ dy_t
+// It begins with `next`, Σ S ⊙ dS behind the block. It is 0 where log λ is −Inf.
+template <typename T>
+void FeatureDecayGradient(const Panels& x, const Panels& dx, const Panels& y, const Panels& dy,
+                          const float* next, const Panels& logs, std::int64_t tokens,
+                          std::int64_t features, const Panels& to) {
+  const VF none = hn::Set(DF(), -std::numeric_limits<float>::infinity());
+  for (std::int64_t chunk = 0; chunk < ChunksOf(features); ++chunk) {
+    Chunk sum = LoadChunk(ChunkOf(next, chunk));
+    for (std::int64_t i = tokens - 1; i >= 0; --i) {
+      sum = MulAdd(LoadChunk(At(x, i, chunk)), LoadChunk(At(dx, i, chunk)), sum);
+      sum = NegMulAdd(LoadChunk(At(y, i, chunk)), LoadChunk(At(dy, i, chunk)), sum);
+      const Chunk log = LoadChunk(At(logs, i, chunk));
+      for (int v = 0; v < 2; ++v) {
+        sum.v[v] = hn::IfThenZeroElse(hn::Eq(log.v[v], none), sum.v[v]);
+      }
+      StoreChunk(sum, At(to, i, chunk));
+    }
+  }
+}
+
+// Σ S ⊙ dS along the rows and along the columns.
+template <typename T>
+void SumStates(const Problem& problem, const Panels& state, const Panels& d_state, float* rows,
+               float* columns) {
+  const DF d;
+  const std::int64_t D = Padded(problem.D), chunks = ChunksOf(problem.E);
+  std::fill_n(columns, Padded(problem.E), 0.0f);
+  for (std::int64_t row = 0; row < D; ++row) {
+    Chunk sum = Fill<2>(0.0f);
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const Chunk product =
+          Mul(LoadChunk(At(state, row, chunk)), LoadChunk(At(d_state, row, chunk)));
+      sum = Add(sum, product);
+      float* column = ChunkOf(columns, chunk);
+      StoreChunk(Add(product, LoadChunk(column)), column);
+    }
+    rows[row] = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum.v[0], sum.v[1])));
+  }
+}
+
+// A number of the gradient of log_decay.
+template <typename T>
+void StoreDecayGradient(const Problem& problem, std::int64_t batch, std::int64_t head,
+                        std::int64_t token, float value) {
+  if (problem.float_decay) {
+    *RowAt<float>(problem.d_log_decay, batch, head, token) = value;
+  } else {
+    StoreChunkN(Fill<2>(value), RowAt<T>(problem.d_log_decay, batch, head, token), 1);
+  }
+}
+template <typename T>
+void StoreConstants(const Problem& problem, const double* from, std::int64_t heads) {
+  for (std::int64_t i = 0; i < heads; ++i) {
+    StoreDecayGradient<T>(problem, 0, i, 0, static_cast<float>(from[i]));
+  }
+}
+
+// The gradients of decays, from dq, dk and dv in the workspace.
+template <typename T>
+void DecayGradients(const Problem& problem, Head head, const BackwardBlock& block,
+                    const Workspace& work, Prefetcher& prefetcher) {
+  const Range tokens = block.tokens;
+  const std::int64_t count = tokens.size(), D = problem.D, E = problem.E;
+  SumStates<T>(problem, block.next_state, block.d_states.run, work.d_key, work.d_value);
+  if (problem.d_log_decay_v.data != nullptr) {
+    DecayedOutput<T>(problem, head, tokens, work, block.state, prefetcher);
+    LoadFeatureLogs<T>(problem.log_decay_v, problem.float_decay_v, head, tokens, E,
+                       work.value.sums);
+    FeatureDecayGradient<T>(work.g, work.out, work.v, work.dv, work.d_value, work.value.sums, count,
+                            E, work.weighted);
+    StoreRows<T>(work.weighted, problem.d_log_decay_v, problem.float_decay_v, head, head.head,
+                 tokens, E);
+  }
+  if (problem.decay == Decay::kFeature) {
+    if (problem.d_log_decay.data == nullptr) return;
+    LoadFeatureLogs<T>(problem.log_decay, problem.float_decay, head, tokens, D, work.key.sums);
+    FeatureDecayGradient<T>(work.q, work.dq, work.k, work.dk, work.d_key, work.key.sums, count, D,
+                            work.weighted);
+    StoreRows<T>(work.weighted, problem.d_log_decay, problem.float_decay, head, head.head, tokens,
+                 D);
+    return;
+  }
+  if (problem.d_log_decay.data == nullptr) return;
+  alignas(64) float logs[kBlockTokens];
+  LoadLogDecays<T>(problem, head, tokens, logs);
+  ScoreDiagonal(work.q, work.dq, count, D, work.scores);
+  ScoreDiagonal(work.k, work.dk, count, D, work.d_scores);
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  float sum = 0;
+  for (std::int64_t i = 0; i < Padded(D); ++i) sum += work.d_key[i];
+  for (std::int64_t i = count - 1; i >= 0; --i) {
+    const std::int64_t chunk = i / size, at = i % size;
+    sum += At(work.scores, i, chunk)[at] - At(work.d_scores, i, chunk)[at];
+    if (logs[i] == -std::numeric_limits<float>::infinity()) sum = 0;
+    if (block.d_constant != nullptr) {
+      *block.d_constant += static_cast<double>(sum);
+      continue;
+    }
+    StoreDecayGradient<T>(problem, head.batch, head.head, head.first + tokens.begin + i, sum);
+  }
+}
+
+template <typename T>
+void Backward(const Problem& problem, Head head, const BackwardBlock& block,
+              const Workspace& work) {
+  const Range range = block.tokens;
+  const std::int64_t tokens = range.size(), D = problem.D, E = problem.E;
+  const Panels& d_state = block.d_states.run;
+  Prefetcher prefetcher;
+  const Rows<const T> q = RowsOf<T>(problem.q, head, head.key_head, range);
+  const Rows<const T> k = RowsOf<T>(problem.k, head, head.key_head, range);
+  const Rows<const T> v = RowsOf<T>(problem.v, head, head.head, range);
+  LoadRows(q.data, q.stride, tokens, D, work.q);
+  LoadRows(k.data, k.stride, tokens, D, work.k);
+  LoadRows(v.data, v.stride, tokens, E, work.v);
+  LoadGradient<T>(problem, head, range, work.g);
+  TransposePanels(block.state, Padded(D), Padded(E), work.state_columns);
+  TransposePanels(d_state, Padded(D), Padded(E), work.d_state_columns);
+
+  const Panels& g_start = problem.OnValues() ? work.g_start : work.g;
+  const Panels& v_end = problem.OnValues() ? work.v_end : work.v;
+  if (problem.decay == Decay::kFeature) {
+    MakeScoreGradients<T>(problem, head, range, work, prefetcher);
+    FeatureKeyGradients<T>(problem, head, range, work, g_start, v_end, prefetcher);
+  } else {
+    MakeScores<T>(problem, head, range, work, prefetcher);
+    MakeScoreGradients<T>(problem, head, range, work, prefetcher);
+    DecayQueriesAndKeys(problem, tokens, work);
+    TokenKeyGradients(problem, tokens, work, g_start, v_end, prefetcher);
+  }
+  ValueGradients<T>(problem, head, range, work, d_state, prefetcher);
+  if (problem.wants_decay) DecayGradients<T>(problem, head, block, work, prefetcher);
+  UpdateBy<T>(problem, QueriesFromStart(problem, work), g_start, tokens, work, block.d_states,
+              prefetcher);
+  AddLogs(problem, work.log, block.total);
+
+  SumOverGroup(block, block.dq_sums, D, work.dq);
+  SumOverGroup(block, block.dk_sums, D, work.dk);
+  if (block.last_of_group) {
+    StoreRows<T>(work.dq, problem.dq, false, head, head.key_head, range, D);
+    StoreRows<T>(work.dk, problem.dk, false, head, head.key_head, range, D);
+  }
+  StoreRows<T>(work.dv, problem.dv, false, head, head.head, range, E);
+}
+
+template <typename T>
+void BackwardState(const Problem& problem, Head head, Range block, const Workspace& work,
+                   const States& d_states, const LogDecay* total) {
+  const std::int64_t tokens = block.size();
+  Prefetcher prefetcher;
+  const Rows<const T> q = RowsOf<T>(problem.q, head, head.key_head, block);
+  LoadRows(q.data, q.stride, tokens, problem.D, work.q);
+  LoadGradient<T>(problem, head, block, work.g);
+  if (problem.decay == Decay::kFeature) {
+    LoadKeyDecays<T>(problem, head, block, work, Nothing());
+  } else {
+    LoadTokenDecays<T>(problem, head, block, work, false);
+  }
+  DecayKeys(problem, work.q, work.key.from_start, work.from_start, tokens, work.q_start);
+  if (problem.OnValues()) {
+    LoadValueDecays<T>(problem, head, block, work, Nothing());
+    MultiplyMatrix(work.g, work.value.from_start, tokens, problem.E, work.g);
+  }
+  UpdateBy<T>(problem, QueriesFromStart(problem, work), work.g, tokens, work, d_states,
+              prefetcher);
+  AddLogs(problem, work.log, total);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::causal
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BACKWARD_INL_H_

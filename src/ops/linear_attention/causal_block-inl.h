@@ -1,0 +1,265 @@
+// A block of tokens: its rows, the products with its scores, and the state's update.
+
+#if defined(ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BLOCK_INL_H_
+#undef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BLOCK_INL_H_
+#else
+#define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BLOCK_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+
+#include "src/gemm/epilogues-inl.h"
+#include "src/gemm/multiply_sum-inl.h"
+#include "src/gemm/panels-inl.h"
+#include "src/gemm/prefetch.h"
+#include "src/ops/linear_attention/causal_decay-inl.h"
+#include "src/ops/linear_attention/causal_kernels.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::causal {
+namespace HWY_NAMESPACE {
+
+template <typename T>
+HWY_INLINE Rows<const T> RowsOf(const Input& tensor, Head head, std::int64_t index, Range block) {
+  return {RowAt<T>(tensor, head.batch, index, head.first + block.begin), tensor.token};
+}
+template <typename T>
+HWY_INLINE Rows<T> RowsOf(const Output& tensor, Head head, std::int64_t index, Range block) {
+  return {RowAt<T>(tensor, head.batch, index, head.first + block.begin), tensor.token};
+}
+
+// Rows of a matrix from `row` on, and columns from a multiple of what fits into a chunk.
+HWY_INLINE Panels From(const Panels& matrix, std::int64_t row, std::int64_t column = 0) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  return {At(matrix, row, column / chunk) + column % chunk, matrix.panel};
+}
+
+// Calls f(row, chunk, at) for each chunk of a matrix's rows, where `at` is its offset.
+template <class F>
+HWY_INLINE void ForEachRow(std::int64_t rows, std::int64_t columns, const F& f) {
+  for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
+    for (std::int64_t row = 0; row < rows; ++row) f(row, chunk);
+  }
+}
+
+// x = w ⊙ x, or each row of x times its number, into `to`.
+HWY_INLINE void MultiplyMatrix(const Panels& x, const Panels& w, std::int64_t rows,
+                               std::int64_t columns, const Panels& to) {
+  ForEachRow(rows, columns, [&](std::int64_t row, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+    StoreChunk(Mul(LoadChunk(At(x, row, chunk)), LoadChunk(At(w, row, chunk))),
+               At(to, row, chunk));
+  });
+}
+HWY_INLINE void MultiplyRowsBy(const Panels& x, const float* factors, std::int64_t rows,
+                               std::int64_t columns, const Panels& to) {
+  ForEachRow(rows, columns, [&](std::int64_t row, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+    StoreChunk(Mul(LoadChunk(At(x, row, chunk)), Fill<2>(factors[row])), At(to, row, chunk));
+  });
+}
+
+// Epilogues.
+
+// Sums times a matrix, set or added.
+struct StoreWeighted {
+  Panels weights, to;
+  bool add;
+  Prefetcher& prefetcher;
+
+  HWY_INLINE std::size_t Elements(std::int64_t) const { return ChunkSize(); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t,
+                             const Chunk& sums) const {
+    float* at = At(to, row, chunk);
+    const Chunk product = Mul(sums, LoadChunk(At(weights, row, chunk)));
+    StoreChunk(add ? Add(product, LoadChunk(at)) : product, at);
+  }
+};
+
+// Sums times the scale in rows of a tensor.
+template <typename T>
+struct StoreScaled {
+  Rows<T> to;
+  std::int64_t columns;
+  float scale;
+  Prefetcher& prefetcher;
+
+  HWY_INLINE std::size_t Elements(std::int64_t chunk) const { return ChunkCount(columns, chunk); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t n,
+                             const Chunk& sums) const {
+    StoreChunkN<Payload::kAny>(Mul(sums, Fill<2>(scale)), ChunkOf(to[row], chunk), n);
+  }
+};
+
+// S = λ ⊙ S ⊙ μ + the sums, for both of the states.
+struct UpdateStates {
+  States states;
+  const float *key_keep, *key_rest;
+  const float *value_keep, *value_rest;  // null if μ is 1
+  Prefetcher& prefetcher;
+
+  HWY_INLINE std::size_t Elements(std::int64_t) const { return ChunkSize(); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t,
+                             const Chunk& sums) const {
+    if (states.run.data != nullptr) Update(At(states.run, row, chunk), row, chunk, sums);
+    if (states.local.data != nullptr) Update(At(states.local, row, chunk), row, chunk, sums);
+  }
+  HWY_INLINE void Update(float* at, std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
+    Chunk state = LoadChunk(at);
+    const Chunk keep = Fill<2>(key_keep[row]);
+    const Chunk rest = Fill<2>(key_rest[row]);
+    if (value_keep == nullptr) {
+      return StoreChunk(MulAdd(keep, state, MulAdd(rest, state, sums)), at);
+    }
+    state = MulAdd(keep, state, Mul(rest, state));
+    const Chunk value_kept = LoadChunk(ChunkOf(value_keep, chunk));
+    const Chunk value_left = LoadChunk(ChunkOf(value_rest, chunk));
+    StoreChunk(MulAdd(value_kept, state, MulAdd(value_left, state, sums)), at);
+  }
+};
+
+// Advances states by xᵀ·y, which are (block, D) and (block, E), with the decay work.log.
+template <typename T>
+void UpdateBy(const Problem& problem, const Panels& x, const Panels& y, std::int64_t tokens,
+              const Workspace& work, const States& states, Prefetcher& prefetcher) {
+  const bool on_values = problem.OnValues();
+  MakeUpdateWeights(work.log.key, problem.D, work.key_keep, work.key_rest);
+  if (on_values) MakeUpdateWeights(work.log.value, problem.E, work.value_keep, work.value_rest);
+  const UpdateStates epilogue{states,
+                              work.key_keep,
+                              work.key_rest,
+                              on_values ? work.value_keep : nullptr,
+                              on_values ? work.value_rest : nullptr,
+                              prefetcher};
+  Multiply<Left::kTransposed>(x, y, Padded(problem.D), tokens, ChunksOf(problem.E), epilogue);
+  for (const Panels& state : {states.run, states.local}) {
+    if (state.data != nullptr) ZeroPadding<T>(problem.D, problem.E, state);
+  }
+}
+
+// Adds the decay of a block to a sum.
+HWY_INLINE void AddLogs(const Problem& problem, const LogDecay& log, const LogDecay* total) {
+  if (total == nullptr) return;
+  for (std::int64_t i = 0; i < Padded(problem.D); ++i) total->key[i] += log.key[i];
+  for (std::int64_t i = 0; problem.OnValues() && i < Padded(problem.E); ++i) {
+    total->value[i] += log.value[i];
+  }
+}
+
+// R·C sums of products of rows of z over all chunks, into a matrix.
+template <int R, int C>
+HWY_INLINE void DotRows(const Panels& z, std::int64_t chunks, std::int64_t row, std::int64_t column,
+                        const Panels& to) {
+  const DF d;
+  Pack<R * C> sums = attnops::HWY_NAMESPACE::Fill<R * C>(0.0f);
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const float* x = At(z, row, chunk);
+    const float* y = At(z, column, chunk);
+    for (int half = 0; half < 2; ++half, x += hn::Lanes(d), y += hn::Lanes(d)) {
+      const Pack<C> right = MakePack<C>(
+          [&](int j) ATTNOPS_INLINE_LAMBDA { return hn::Load(d, y + j * ChunkSize()); });
+      ForEach<R>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+        const VF left = hn::Load(d, x + i() * ChunkSize());
+        ForEach<C>([&](auto j) ATTNOPS_INLINE_LAMBDA {
+          constexpr int at = decltype(i)::value * C + decltype(j)::value;
+          sums.v[at] = hn::MulAdd(left, right.v[decltype(j)::value], sums.v[at]);
+        });
+      });
+    }
+  }
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  for (int i = 0; i < R; ++i) {
+    for (int j = 0; j < C; ++j) {
+      At(to, row + i, (column + j) / chunk)[(column + j) % chunk] =
+          hn::GetLane(hn::SumOfLanes(d, sums.v[i * C + j]));
+    }
+  }
+}
+
+// The scores between the halves of all nodes of a level, from rows that are weighted with the
+// decays from and to the middle of their node.
+HWY_INLINE void ScoreLevel(const Panels& z, std::int64_t tokens, std::int64_t chunks,
+                           std::int64_t half, const Panels& scores) {
+  const auto level = [&]<int R, int C>() ATTNOPS_INLINE_LAMBDA {
+    for (std::int64_t left = 0; left + half < tokens; left += 2 * half) {
+      const std::int64_t end = std::min(tokens, left + 2 * half);
+      for (std::int64_t i = left + half; i < end; i += R) {
+        for (std::int64_t j = left; j < left + half; j += C) DotRows<R, C>(z, chunks, i, j, scores);
+      }
+    }
+  };
+  if (half == 1) {
+    level.template operator()<1, 1>();
+  } else if (half == 2) {
+    level.template operator()<2, 2>();
+  } else {
+    level.template operator()<4, 2>();
+  }
+}
+
+// z = the rows of x in second halves times from_start, those of y in first halves times to_end.
+HWY_INLINE void WeightLevel(const Panels& x, const Panels& y, const SideDecay& side,
+                            std::int64_t tokens, std::int64_t columns, std::int64_t half,
+                            const Panels& z) {
+  ForEachRow(tokens, columns, [&](std::int64_t row, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+    const bool second = (row & half) != 0;
+    StoreChunk(Mul(LoadChunk(At(second ? x : y, row, chunk)),
+                   LoadChunk(At(second ? side.from_start : side.to_end, row, chunk))),
+               At(z, row, chunk));
+  });
+}
+
+// The scores of each token with itself.
+HWY_INLINE void ScoreDiagonal(const Panels& x, const Panels& y, std::int64_t tokens,
+                              std::int64_t columns, const Panels& scores) {
+  const DF d;
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    Chunk sum = Fill<2>(0.0f);
+    for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
+      sum = MulAdd(LoadChunk(At(x, i, chunk)), LoadChunk(At(y, i, chunk)), sum);
+    }
+    At(scores, i, i / size)[i % size] =
+        hn::GetLane(hn::SumOfLanes(d, hn::Add(sum.v[0], sum.v[1])));
+  }
+}
+
+// Adds to the rows of second halves from_start ⊙ Σ_j scores[i,j]·z[j], j in the first half.
+HWY_INLINE void MixLevel(const Panels& scores, const Panels& z, const SideDecay& side,
+                         std::int64_t tokens, std::int64_t chunks, std::int64_t half,
+                         const Panels& to, Prefetcher& prefetcher) {
+  for (std::int64_t left = 0; left + half < tokens; left += 2 * half) {
+    const std::int64_t right = left + half;
+    const StoreWeighted epilogue{From(side.from_start, right), From(to, right), true, prefetcher};
+    Multiply<Left::kStraight>(From(scores, right, left), From(z, left),
+                              std::min(half, tokens - right), half, chunks, epilogue);
+  }
+}
+// Adds to the rows of first halves to_end ⊙ Σ_i scores[i,j]·z[i], i in the second half.
+HWY_INLINE void MixLevelBack(const Panels& scores, const Panels& z, const SideDecay& side,
+                             std::int64_t tokens, std::int64_t chunks, std::int64_t half,
+                             const Panels& to, Prefetcher& prefetcher) {
+  for (std::int64_t left = 0; left + half < tokens; left += 2 * half) {
+    const std::int64_t right = left + half;
+    const StoreWeighted epilogue{From(side.to_end, left), From(to, left), true, prefetcher};
+    Multiply<Left::kTransposed>(From(scores, right, left), From(z, right), half,
+                                std::min(half, tokens - right), chunks, epilogue);
+  }
+}
+// Adds scores[i,i]·x[i] to each row.
+HWY_INLINE void MixDiagonal(const Panels& scores, const Panels& x, std::int64_t tokens,
+                            std::int64_t columns, const Panels& to) {
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  ForEachRow(tokens, columns, [&](std::int64_t row, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+    float* at = At(to, row, chunk);
+    const Chunk score = Fill<2>(At(scores, row, row / size)[row % size]);
+    StoreChunk(MulAdd(score, LoadChunk(At(x, row, chunk)), LoadChunk(at)), at);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::causal
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_BLOCK_INL_H_

@@ -1,0 +1,129 @@
+// Causal linear attention on blocks of tokens: what its schedule and its kernels agree on.
+#ifndef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_KERNELS_H_
+#define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_KERNELS_H_
+
+#include <cstdint>
+
+#include "attnops/types.h"
+#include "src/core/kernel_list.h"
+#include "src/core/tensor.h"
+#include "src/gemm/panels.h"
+
+namespace attnops::causal {
+
+// Tokens of a block: their scores are a matrix, and the state advances once a block. More would
+// make the scores cost more than the state. A power of two.
+constexpr std::int64_t kBlockTokens = 64;
+
+// What λ is shared by; without a decay it is the constant 1.
+enum class Decay { kConstant, kToken, kFeature };
+
+struct Problem {
+  std::int64_t D = 0, E = 0;
+  float scale = 1;
+  Input q, k, v, d_out;
+  Output out, dq, dk, dv;
+  Decay decay = Decay::kConstant;
+  bool has_decay = false;            // else constants are nullptr
+  const float* constants = nullptr;  // log_decay of each head, if constant
+  // log_decay and its gradient, of the tensors' type or float32. The gradient of a constant has a
+  // row for each head.
+  Input log_decay, log_decay_v;
+  Output d_log_decay, d_log_decay_v;
+  bool float_decay = false, float_decay_v = false;
+  bool wants_decay = false;  // whether the backward computes the gradient of a decay
+
+  bool OnValues() const { return log_decay_v.data != nullptr; }
+};
+
+// One head of one sequence: the first token of its sequence in a batch, and whose q and k it has.
+struct Head {
+  std::int64_t batch, first, head, key_head;
+};
+
+// The logarithms of a product of decays, of each feature of k and of v in storage order.
+struct LogDecay {
+  float* key;
+  float* value;
+};
+
+// Decays of a block along one side, (block, features) each: sums of log_decay, the decay from the
+// block's start to a token, and from a token to the block's end.
+struct SideDecay {
+  Panels sums, from_start, to_end;
+};
+
+// A worker's matrices, float32, columns of features in storage order. g is scale·dO.
+struct Workspace {
+  Panels q, k, q_start, k_end, dq, dk;   // (block, D)
+  Panels v, g, v_end, g_start, dv, out;  // (block, E)
+  Panels weighted;             // (block, D or E)
+  Panels k_columns, v_columns;  // (D, block) and (E, block)
+  Panels scores, d_scores;     // (block, block)
+  Panels mask;                 // (block, block): decays from a token to another; 0 above
+  SideDecay key, value;
+  Panels state_columns, d_state_columns;  // (E, D)
+  LogDecay log;                           // of a block
+  // Of a block's rows or of D and E: weights of the state's update.
+  float *key_keep, *key_rest, *value_keep, *value_rest;
+  float *from_start, *to_end;  // of a block's tokens, if the decay is not a feature's
+  float *d_key, *d_value;      // of a block's features: gradients of the decays
+};
+
+// States that advance together: both have the same sums added. No data if there is none.
+struct States {
+  Panels run, local;
+};
+
+// The backward of a block.
+struct BackwardBlock {
+  Range tokens;       // of the sequence
+  States d_states;    // (D, E): the gradient of the state behind the block, then before it
+  Panels state;       // at the block's start
+  Panels next_state;  // behind the block, if the gradient of a decay is wanted
+  // Rows of dq and dk in float32 that the heads of a group add to, and whether this head is the
+  // first or the last of them. No data without groups.
+  Rows<float> dq_sums, dk_sums;
+  bool first_of_group = true, last_of_group = true;
+  const LogDecay* total = nullptr;  // the decay of the block is added to it
+  double* d_constant = nullptr;     // the gradient of a constant decay is added to it
+};
+
+struct Kernels {
+  std::int64_t chunk;  // elements of two vectors
+
+  // The end of the block that begins at a token: later than kBlockTokens only if no decay within
+  // it grows too much. `tokens` is where it must end.
+  std::int64_t (*block_end)(const Problem& problem, Head head, std::int64_t begin,
+                            std::int64_t tokens, const Workspace& work);
+  // Prepares the workspace for blocks of a head: the mask of a constant decay.
+  void (*start)(const Problem& problem, Head head, const Workspace& work);
+  // Advances the states by a block; writes its output if there is one and a state to run with.
+  // Adds the block's decay to `total`, if given.
+  void (*forward)(const Problem& problem, Head head, Range block, const Workspace& work,
+                  const States& states, const LogDecay* total);
+  // The same for the gradients of states, from the last token to the first.
+  void (*backward_state)(const Problem& problem, Head head, Range block, const Workspace& work,
+                         const States& d_states, const LogDecay* total);
+  void (*backward)(const Problem& problem, Head head, const BackwardBlock& block,
+                   const Workspace& work);
+
+  // to = start ⊙ the decay + local; `to` may be one of them. Changes `total`.
+  void (*combine)(const Problem& problem, const LogDecay& total, const Panels& start,
+                  const Panels& local, const Panels& to, const Workspace& work);
+  // A state in memory (D, E), rows `stride` floats apart, to and from panels; from null, zeros.
+  void (*load_state)(const Problem& problem, const float* from, std::int64_t stride,
+                     const Panels& to);
+  void (*store_state)(const Problem& problem, const Panels& from, float* to, std::int64_t stride);
+  // The gradient of constant decays.
+  void (*store_constants)(const Problem& problem, const double* from, std::int64_t heads);
+  // One token, with states in memory; `from` and `to` may be the same or null.
+  void (*step)(const Problem& problem, Head head, const float* from, std::int64_t from_stride,
+               float* to, std::int64_t to_stride);
+};
+
+ATTNOPS_DECLARE_KERNELS_OF_TYPES(Kernels);
+
+}  // namespace attnops::causal
+
+#endif  // ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_KERNELS_H_

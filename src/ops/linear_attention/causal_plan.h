@@ -1,0 +1,261 @@
+// How a pass of causal linear attention is cut into tasks, by its sizes, and its memory.
+#ifndef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_PLAN_H_
+#define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_PLAN_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "src/core/numeric.h"
+#include "src/core/pass.h"
+#include "src/core/scratch.h"
+#include "src/core/scratch_plan.h"
+#include "src/core/tasks.h"
+#include "src/ops/linear_attention/causal_schedule.h"
+
+namespace attnops::causal {
+
+// Tokens of a run: the backward has the states of its blocks at a time. A multiple of
+// kBlockTokens.
+constexpr std::int64_t kRunTokens = 1024;
+constexpr std::int64_t kRunStates = kRunTokens / kBlockTokens;
+// A sequence is cut into at most this many pieces of whole runs, more than any sensible number of
+// threads. The length alone decides, so that a sequence has the same bits in every batch.
+constexpr std::int64_t kMostPieces = 64;
+// Bound of the states of a wave, if those of one head are within it.
+constexpr std::int64_t kWaveBytes = 16 << 20;
+// Calls of fewer multiply-adds are not worth waking a thread for.
+constexpr double kSerialWork = 5e5;
+
+// How a sequence is cut into pieces, and a piece into runs.
+struct Pieces {
+  std::int64_t tokens, size, count;
+
+  explicit Pieces(std::int64_t all)
+      : tokens(all), size(RoundUp(DivideUp(std::max<std::int64_t>(all, 1), kMostPieces), kRunTokens)),
+        count(std::max<std::int64_t>(DivideUp(all, size), 1)) {}
+
+  Range At(std::int64_t piece) const {
+    return {std::min(tokens, piece * size), std::min(tokens, (piece + 1) * size)};
+  }
+};
+inline std::int64_t RunsOf(Range tokens) {
+  return std::max<std::int64_t>(DivideUp(tokens.size(), kRunTokens), 1);
+}
+inline Range RunAt(Range tokens, std::int64_t run) {
+  const std::int64_t begin = tokens.begin + run * kRunTokens;
+  return {begin, std::min(tokens.end, begin + kRunTokens)};
+}
+
+// States of one size, with a decay for each.
+struct StateArrays {
+  Arrays states;
+  std::int64_t panel = 0;
+
+  Panels At(std::int64_t i) const { return {states.At(i), panel}; }
+};
+struct LogArrays {
+  Arrays logs;
+  std::int64_t keys = 0;
+
+  LogDecay At(std::int64_t i) const { return {logs.At(i), logs.At(i) + keys}; }
+};
+
+// A task's unit: the heads that share the q and k of a sequence. A forward's has one head.
+struct Unit {
+  std::int64_t sequence, key_head, first_head, heads;
+};
+
+class Plan {
+ public:
+  Plan(const Call& call, Pass pass)
+      : call_(call),
+        problem_(call.problem),
+        pass_(pass),
+        kernels_(KernelsFor(call.dtype, ChosenTarget())),
+        group_(call.key_heads == 0 ? 1 : call.heads / call.key_heads) {
+    unit_heads_ = pass == Pass::kForward ? 1 : group_;
+    const auto D = static_cast<double>(problem_.D), E = static_cast<double>(problem_.E);
+    double tokens = 0;
+    for (const Sequence& sequence : call.sequences) {
+      tokens += static_cast<double>(sequence.tokens);
+      const Pieces pieces(sequence.tokens);
+      most_pieces_ = std::max(most_pieces_, pieces.count);
+      most_runs_ = std::max(most_runs_, RunsOf(pieces.At(0)));
+      longest_ = std::max(longest_, sequence.tokens);
+    }
+    const double work = tokens * static_cast<double>(call.heads) * (D * E + 32 * (D + E));
+    workers_ = work < kSerialWork ? 1 : MaxWorkers();
+    units_ = static_cast<std::int64_t>(call.sequences.size()) * (call.heads / unit_heads_);
+    whole_ = units_ >= workers_ || most_pieces_ == 1;
+  }
+
+ protected:
+  std::int64_t Padded(std::int64_t n) const { return RoundUp(n, kernels_.chunk); }
+  std::int64_t StateSize() const {
+    return Panels::Size(Padded(problem_.D), problem_.E, kernels_.chunk);
+  }
+
+  Unit UnitAt(std::int64_t i) const {
+    const std::int64_t units = call_.heads / unit_heads_;
+    const std::int64_t first = i % units * unit_heads_;
+    return {i / units, first / group_, first, unit_heads_};
+  }
+  Head HeadOf(const Unit& unit, std::int64_t i) const {
+    const Sequence& sequence = call_.sequences[static_cast<std::size_t>(unit.sequence)];
+    return {sequence.batch, sequence.first, unit.first_head + i, unit.key_head};
+  }
+  Pieces PiecesOf(const Unit& unit) const {
+    return Pieces(call_.sequences[static_cast<std::size_t>(unit.sequence)].tokens);
+  }
+
+  void PlanStates(ScratchPlan& plan, StateArrays& states, std::int64_t of_worker) const {
+    states.panel = Panels::PanelSize(Padded(problem_.D), kernels_.chunk);
+    plan.AddForWorkers(states.states, of_worker * StateSize());
+  }
+  void PlanLogs(ScratchPlan& plan, LogArrays& logs, std::int64_t of_worker) const {
+    logs.keys = Padded(problem_.D);
+    plan.AddForWorkers(logs.logs, of_worker * LogSize());
+  }
+  void PlanSlots(ScratchPlan& plan, StateArrays& states, std::int64_t slots) const {
+    states.panel = Panels::PanelSize(Padded(problem_.D), kernels_.chunk);
+    plan.Add(states.states, StateSize(), slots);
+  }
+  void PlanSlots(ScratchPlan& plan, LogArrays& logs, std::int64_t slots) const {
+    logs.keys = Padded(problem_.D);
+    plan.Add(logs.logs, LogSize(), slots);
+  }
+  std::int64_t LogSize() const { return Padded(problem_.D) + Padded(problem_.E); }
+  Panels Shifted(const Panels& first, std::int64_t i) const {
+    return {first.data + i * StateSize(), first.panel};
+  }
+  LogDecay Shifted(const LogDecay& first, std::int64_t i) const {
+    return {first.key + i * LogSize(), first.value + i * LogSize()};
+  }
+  void Copy(const Panels& from, const Panels& to) const {
+    std::memcpy(to.data, from.data, static_cast<std::size_t>(StateSize()) * sizeof(float));
+  }
+  void Zero(const LogDecay& log) const { std::fill_n(log.key, LogSize(), 0.0f); }
+
+  // A worker's matrices, as offsets into one array.
+  struct Matrix {
+    Panels Workspace::*member;
+    std::int64_t rows, columns;
+  };
+  struct SideMatrix {
+    SideDecay Workspace::*side;
+    Panels SideDecay::*member;
+    std::int64_t columns;
+  };
+  std::vector<Matrix> Matrices() const {
+    const std::int64_t D = problem_.D, E = problem_.E, C = kBlockTokens;
+    std::vector<Matrix> list = {{&Workspace::q, C, D},
+                                {&Workspace::k, C, D},
+                                {&Workspace::q_start, C, D},
+                                {&Workspace::k_end, C, D},
+                                {&Workspace::v, C, E},
+                                {&Workspace::weighted, C, std::max(D, E)},
+                                {&Workspace::k_columns, Padded(D), C},
+                                {&Workspace::scores, C, C},
+                                {&Workspace::mask, C, C}};
+    if (problem_.OnValues()) list.push_back({&Workspace::out, C, E});
+    if (pass_ == Pass::kBackward) {
+      const Matrix more[] = {{&Workspace::dq, C, D},
+                             {&Workspace::dk, C, D},
+                             {&Workspace::g, C, E},
+                             {&Workspace::g_start, C, problem_.OnValues() ? E : 0},
+                             {&Workspace::v_end, C, problem_.OnValues() ? E : 0},
+                             {&Workspace::dv, C, E},
+                             {&Workspace::v_columns, Padded(E), C},
+                             {&Workspace::d_scores, C, C},
+                             {&Workspace::state_columns, Padded(E), D},
+                             {&Workspace::d_state_columns, Padded(E), D}};
+      list.insert(list.end(), std::begin(more), std::end(more));
+    }
+    return list;
+  }
+  std::vector<SideMatrix> SideMatrices() const {
+    std::vector<SideMatrix> list;
+    const auto add = [&](SideDecay Workspace::*side, std::int64_t columns) {
+      for (Panels SideDecay::*member :
+           {&SideDecay::sums, &SideDecay::from_start, &SideDecay::to_end}) {
+        list.push_back({side, member, columns});
+      }
+    };
+    if (problem_.decay == Decay::kFeature) add(&Workspace::key, problem_.D);
+    if (problem_.OnValues()) add(&Workspace::value, problem_.E);
+    return list;
+  }
+  // Calls f(member, size) for each array of floats of a workspace.
+  template <class F>
+  static void ForEachVector(std::int64_t D, std::int64_t E, const F& f) {
+    for (float* Workspace::*member :
+         {&Workspace::key_keep, &Workspace::key_rest, &Workspace::d_key}) {
+      f(member, D);
+    }
+    for (float* Workspace::*member :
+         {&Workspace::value_keep, &Workspace::value_rest, &Workspace::d_value}) {
+      f(member, E);
+    }
+    for (float* Workspace::*member : {&Workspace::from_start, &Workspace::to_end}) {
+      f(member, kBlockTokens);
+    }
+  }
+
+  // Sets the workspace's arrays in memory from `data` on and returns its size, with data null too.
+  std::int64_t LayOut(float* data, Workspace& work) const {
+    std::int64_t size = 0;
+    const auto take = [&](std::int64_t count) {
+      float* result = data == nullptr ? nullptr : data + size;
+      size += static_cast<std::int64_t>(Scratch::Size<float>(count) / sizeof(float));
+      return result;
+    };
+    const auto panels = [&](std::int64_t rows, std::int64_t columns) {
+      return Panels{take(Panels::Size(rows, columns, kernels_.chunk)),
+                    Panels::PanelSize(rows, kernels_.chunk)};
+    };
+    for (const Matrix& matrix : Matrices()) {
+      work.*matrix.member = panels(matrix.rows, matrix.columns);
+    }
+    for (const SideMatrix& matrix : SideMatrices()) {
+      work.*matrix.side.*matrix.member = panels(kBlockTokens, matrix.columns);
+    }
+    ForEachVector(Padded(problem_.D), Padded(problem_.E),
+                  [&](float* Workspace::*member, std::int64_t count) {
+                    work.*member = take(count);
+                  });
+    work.log = {take(Padded(problem_.D)), take(Padded(problem_.E))};
+    return size;
+  }
+  void PlanWorkspaces(ScratchPlan& plan) {
+    Workspace unused{};
+    plan.AddForWorkers(workspace_memory_, LayOut(nullptr, unused));
+  }
+  // After the plan's memory is taken: the parallel region allocates nothing.
+  void MakeWorkspaces() {
+    workspaces_.resize(static_cast<std::size_t>(workers_));
+    for (int i = 0; i < workers_; ++i) {
+      LayOut(workspace_memory_.At(i), workspaces_[static_cast<std::size_t>(i)]);
+    }
+  }
+  const Workspace& WorkOf(int worker) const {
+    return workspaces_[static_cast<std::size_t>(worker)];
+  }
+
+  const Call& call_;
+  Problem problem_;
+  Pass pass_;
+  Kernels kernels_;
+  std::int64_t group_;  // heads of v for each of q and k
+  std::int64_t unit_heads_ = 1, units_ = 0;
+  std::int64_t most_pieces_ = 1, most_runs_ = 1, longest_ = 0;
+  bool whole_ = true;  // whether a task is a unit, else a piece of one
+  int workers_ = 1;
+  Arrays workspace_memory_;
+  std::vector<Workspace> workspaces_;
+};
+
+}  // namespace attnops::causal
+
+#endif  // ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_PLAN_H_

@@ -1,0 +1,43 @@
+// A call of causal linear attention over checked tensors.
+#ifndef ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_SCHEDULE_H_
+#define ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_SCHEDULE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "attnops/types.h"
+#include "src/ops/linear_attention/causal_kernels.h"
+
+namespace attnops::causal {
+
+// States of all sequences and heads, (D, E) each. Strides in elements; no data if there are none.
+template <typename Pointer>
+struct StateTensor {
+  Pointer data = nullptr;
+  std::int64_t sequence = 0, head = 0, row = 0;
+
+  Pointer At(std::int64_t i, std::int64_t h) const {
+    return data == nullptr ? nullptr : data + i * sequence + h * head;
+  }
+};
+
+struct Sequence {
+  std::int64_t batch, first, tokens;
+};
+
+struct Call {
+  DType dtype = DType::kFloat32;
+  Problem problem;
+  std::int64_t heads = 0, key_heads = 0;
+  std::vector<Sequence> sequences;
+  std::vector<float> constants;  // log_decay of each head, if it is constant
+  StateTensor<const float*> initial_state, d_state;
+  StateTensor<float*> state, d_initial_state;
+};
+
+void RunForward(const Call& call);
+void RunBackward(const Call& call);
+
+}  // namespace attnops::causal
+
+#endif  // ATTNOPS_SRC_OPS_LINEAR_ATTENTION_CAUSAL_SCHEDULE_H_
