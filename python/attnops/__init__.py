@@ -6,6 +6,7 @@ from attnops import (
 )
 from attnops.flao import flao
 from attnops.flao_fal import flao_fal
+from attnops.linear_attention import linear_attention
 from attnops.lrpe_rotate import lrpe_rotate
 from attnops.md_lrpe_cosine import lrpe_table, md_lrpe_cosine
 from attnops.rope import rope
@@ -31,6 +32,7 @@ __all__ = [
     "flao_fal",
     "get_precision",
     "get_target",
+    "linear_attention",
     "lrpe_rotate",
     "lrpe_table",
     "machine",
