@@ -71,10 +71,10 @@ struct Kernels {
   // head.
 
   // Merges the partial result `from` of other tokens into `to`; both have `heads` heads.
-  void (*merge)(const Problem& problem, std::int64_t heads, Range rows, const Partial& from,
+  void (*merge)(std::int64_t columns, std::int64_t heads, Range rows, const Partial& from,
                 const Partial& to);
   // Copies the partial result `from` to `to`.
-  void (*copy)(const Problem& problem, Range rows, const Partial& from, const Partial& to);
+  void (*copy)(std::int64_t columns, Range rows, const Partial& from, const Partial& to);
   // Divides the partial result `from` of `heads` by its sums and writes it to the output.
   void (*finish)(const Problem& problem, std::int64_t batch, Range heads, Range rows,
                  const Partial& from);

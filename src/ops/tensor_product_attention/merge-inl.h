@@ -25,7 +25,7 @@ HWY_INLINE VF Rescaling(float from, float to) {
 }
 
 template <typename T>
-void Merge(const Problem& problem, std::int64_t heads, Range rows, const Partial& from,
+void Merge(std::int64_t columns, std::int64_t heads, Range rows, const Partial& from,
            const Partial& to) {
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     if (static_cast<std::int64_t>(ElementAt<T>(static_cast<std::size_t>(row))) >= heads) continue;
@@ -34,7 +34,7 @@ void Merge(const Problem& problem, std::int64_t heads, Range rows, const Partial
     const VF to_factor = Rescaling(to.max[row], max);
     to.max[row] = max;
     to.sum[row] = from.sum[row] * hn::GetLane(from_factor) + to.sum[row] * hn::GetLane(to_factor);
-    for (std::int64_t chunk = 0; chunk < ChunksOf(problem.E); ++chunk) {
+    for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
       float* at = RowOf(to.out, chunk, row);
       StoreChunk(MulAdd(LoadChunk(at), Fill<2>(to_factor),
                         Mul(LoadChunk(RowOf(from.out, chunk, row)), Fill<2>(from_factor))),
@@ -43,11 +43,11 @@ void Merge(const Problem& problem, std::int64_t heads, Range rows, const Partial
   }
 }
 
-inline void Copy(const Problem& problem, Range rows, const Partial& from, const Partial& to) {
+inline void Copy(std::int64_t columns, Range rows, const Partial& from, const Partial& to) {
   const auto size = static_cast<std::int64_t>(ChunkSize());
   std::copy(from.max + rows.begin, from.max + rows.end, to.max + rows.begin);
   std::copy(from.sum + rows.begin, from.sum + rows.end, to.sum + rows.begin);
-  for (std::int64_t chunk = 0; chunk < ChunksOf(problem.E); ++chunk) {
+  for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
     std::copy_n(RowOf(from.out, chunk, rows.begin), rows.size() * size,
                 RowOf(to.out, chunk, rows.begin));
   }

@@ -6,20 +6,12 @@
 #include "src/core/scratch_plan.h"
 #include "src/core/tasks.h"
 #include "src/ops/tensor_product_attention/kernels.h"
+#include "src/ops/tensor_product_attention/pieces.h"
+#include "src/ops/tensor_product_attention/workspace.h"
 
 namespace attnops::tensor_product_attention {
 namespace {
 
-// A piece of the sequence has at least kPieceTokens tokens, since aq and bq may be converted anew
-// for each piece. It has up to twice as many where that still gives kEnoughPieces pieces, and more
-// only where there would be more than kMostPieces, enough for any sensible number of threads.
-constexpr std::int64_t kPieceTokens = 256;
-constexpr std::int64_t kEnoughPieces = 8;
-constexpr std::int64_t kMostPieces = 32;
-// Bound of the pieces' results that wait to be merged.
-constexpr std::int64_t kPartialBytes = std::int64_t{3} << 19;
-// Calls of fewer multiply-adds are not worth waking a thread for.
-constexpr double kSerialWork = 1e6;
 // Fewer heads than this in a task would leave a register tile partly empty.
 constexpr std::int64_t kTaskHeads = 4;
 
@@ -52,12 +44,6 @@ class Call {
   }
 
  private:
-  static std::int64_t PieceSize(std::int64_t tokens) {
-    const std::int64_t wanted = RoundUp(DivideUp(tokens, kEnoughPieces), kBlockTokens);
-    return std::max(std::clamp(wanted, kPieceTokens, 2 * kPieceTokens),
-                    RoundUp(DivideUp(tokens, kMostPieces), kBlockTokens));
-  }
-
   std::int64_t HeadGroups() const {
     return std::clamp<std::int64_t>(DivideUp(workers_, problem_.B), 1,
                                     DivideUp(problem_.H, kTaskHeads));
@@ -102,13 +88,6 @@ class Call {
     return {i * piece_, std::min(problem_.M, (i + 1) * piece_)};
   }
 
-  // Matrices of one size.
-  struct Matrices {
-    Arrays arrays;
-    std::int64_t panel = 0;
-
-    Panels At(std::int64_t i) const { return {arrays.At(i), panel}; }
-  };
   // The memory of each worker.
   struct Workspaces {
     Matrices aq, bq, q, t, s, right, s_pairs, v_pairs;
@@ -135,29 +114,24 @@ class Call {
     Partial At(std::int64_t i) const { return {max.At(i), sum.At(i), out.At(i)}; }
   };
 
-  void PlanMatrix(ScratchPlan& plan, Matrices& matrices, std::int64_t rows,
-                  std::int64_t columns) const {
-    matrices.panel = Panels::PanelSize(rows, kernels_.chunk);
-    plan.AddForWorkers(matrices.arrays, Panels::Size(rows, columns, kernels_.chunk));
-  }
   void PlanWorkspaces(ScratchPlan& plan, Workspaces& work, std::int64_t heads) const {
     const std::int64_t D = problem_.D, R = problem_.R;
     const bool through_rank = problem_.through_rank;
     const std::int64_t places = Places(heads);
-    PlanMatrix(plan, work.aq, through_rank ? R : places, through_rank ? places : R);
-    PlanMatrix(plan, work.bq, R, D);
-    PlanMatrix(plan, work.q, places, through_rank ? 0 : D);
-    PlanMatrix(plan, work.t, through_rank ? R : places, kBlockTokens);
-    PlanMatrix(plan, work.s, kBlockTokens, places);
-    PlanMatrix(plan, work.right, std::max(kBlockTokens, kTransposedFeatures),
-               kernels_.tile_columns);
+    work.aq.Plan(plan, through_rank ? R : places, through_rank ? places : R, kernels_.chunk);
+    work.bq.Plan(plan, R, D, kernels_.chunk);
+    work.q.Plan(plan, places, through_rank ? 0 : D, kernels_.chunk);
+    work.t.Plan(plan, through_rank ? R : places, kBlockTokens, kernels_.chunk);
+    work.s.Plan(plan, kBlockTokens, places, kernels_.chunk);
+    work.right.Plan(plan, std::max(kBlockTokens, kTransposedFeatures),
+               kernels_.tile_columns, kernels_.chunk);
     if (problem_.score_dot != nullptr) {
       work.left16_stride = RoundUp(D, kernels_.chunk) + kernels_.chunk;
       plan.AddForWorkers(work.left16, (through_rank ? R : places) * work.left16_stride / 2);
     }
     if (problem_.value_dot != nullptr) {
-      PlanMatrix(plan, work.s_pairs, kBlockTokens / 2, places);
-      PlanMatrix(plan, work.v_pairs, kBlockTokens / 2, problem_.E);
+      work.s_pairs.Plan(plan, kBlockTokens / 2, places, kernels_.chunk);
+      work.v_pairs.Plan(plan, kBlockTokens / 2, problem_.E, kernels_.chunk);
     }
     plan.AddForWorkers(work.factor, places);
   }
@@ -205,7 +179,7 @@ class Call {
       kernels_.attend(problem_, batch, heads, PieceAt(0), work, sum);
       for (std::int64_t i = 1; i < pieces_; ++i) {
         kernels_.attend(problem_, batch, heads, PieceAt(i), work, piece);
-        kernels_.merge(problem_, heads.size(), rows, piece, sum);
+        kernels_.merge(problem_.E, heads.size(), rows, piece, sum);
       }
       kernels_.finish(problem_, batch, heads, rows, sum);
     });
@@ -256,12 +230,12 @@ class Call {
       const bool starts = begin == batch * pieces_;
       const Partial sum = partials.At(starts ? begin - wave.begin : last);
       for (std::int64_t i = begin + (starts ? 1 : 0); i < end; ++i) {
-        kernels_.merge(problem_, problem_.H, rows, partials.At(i - wave.begin), sum);
+        kernels_.merge(problem_.E, problem_.H, rows, partials.At(i - wave.begin), sum);
       }
       if (end == (batch + 1) * pieces_) {
         kernels_.finish(problem_, batch, {0, problem_.H}, rows, sum);
       } else if (starts) {
-        kernels_.copy(problem_, rows, sum, partials.At(last));
+        kernels_.copy(problem_.E, rows, sum, partials.At(last));
       }
     };
     RunTasks(groups, workers_, [&](std::int64_t group, int) {

@@ -1,0 +1,166 @@
+// Rows of factors as float32 matrices, and products whose operands may be rounded to bfloat16.
+
+#if defined(ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_FACTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_FACTORS_INL_H_
+#undef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_FACTORS_INL_H_
+#else
+#define ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_FACTORS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "src/core/numeric.h"
+#include "src/gemm/multiply-inl.h"
+#include "src/gemm/pairs-inl.h"
+#include "src/gemm/panels-inl.h"
+#include "src/ops/tensor_product_attention/block-inl.h"
+#include "src/ops/tensor_product_attention/ranks.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::tensor_product_attention {
+namespace HWY_NAMESPACE {
+
+// Multiply, or MultiplyPairs of the operands rounded to bfloat16. For those the depth of a straight
+// left operand is whole chunks.
+template <Left kLeft, class Epilogue>
+HWY_INLINE void Product([[maybe_unused]] const PairSpace& pairs, const Panels& a, const Panels& b,
+                        std::int64_t rows, std::int64_t depth, std::int64_t chunks,
+                        const Epilogue& epilogue) {
+#if !ATTNOPS_ONE_LANE
+  if (pairs.dot != nullptr) {
+    if constexpr (kLeft == Left::kStraight) {
+      RoundRows(a, rows, ChunksOf(depth), pairs.rows);
+      PairRows(b, depth, chunks, pairs.right);
+      const Rows<const BFloat16> left{pairs.rows.data, pairs.rows.stride};
+      MultiplyPairs<kLeft>(pairs.dot, PairLeft::OfRows(left), pairs.right, rows, depth / 2, chunks,
+                           epilogue);
+    } else {
+      PairTokens(a, depth, ChunksOf(rows), pairs.left);
+      PairTokens(b, depth, chunks, pairs.right);
+      MultiplyPairs<kLeft>(pairs.dot, PairLeft::OfPanels(pairs.left), pairs.right, rows,
+                           DivideUp(depth, 2), chunks, epilogue);
+    }
+    return;
+  }
+#endif
+  Multiply<kLeft>(a, b, rows, depth, chunks, epilogue);
+}
+
+// LoadChunkN and ToFloat for the types of a cache; int8 is in natural order.
+template <typename T>
+HWY_INLINE Chunk LoadNumbers(const T* from, std::size_t n) {
+  if constexpr (std::is_same_v<T, std::int8_t>) {
+    const DF d;
+    const DI di;
+    const hn::Rebind<std::int8_t, DI> d8;
+    alignas(64) std::int8_t buffer[kMaxChunk];
+    if (HWY_UNLIKELY(n < ChunkSize())) {
+      std::memset(buffer, 0, sizeof(buffer));
+      std::memcpy(buffer, from, n);
+      from = buffer;
+    }
+    return {{hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, from))),
+             hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, from + hn::Lanes(d))))}};
+  } else {
+    return LoadChunkN(from, n);
+  }
+}
+template <typename T>
+HWY_INLINE float NumberOf(T value) {
+  if constexpr (std::is_same_v<T, std::int8_t>) {
+    return static_cast<float>(value);
+  } else {
+    return ToFloat(value);
+  }
+}
+
+// Two chunks of pairs (a head's two ranks) as a chunk of the first ranks and one of the second.
+struct TwoRanks {
+  Chunk first, second;
+};
+template <typename T>
+HWY_INLINE TwoRanks SplitRanks(const Chunk& lower, const Chunk& upper) {
+#if !ATTNOPS_ONE_LANE
+  if constexpr (!IsInterleaved<T>::kValue) {
+    const DF d;
+    return {{{hn::ConcatEven(d, lower.v[1], lower.v[0]), hn::ConcatEven(d, upper.v[1], upper.v[0])}},
+            {{hn::ConcatOdd(d, lower.v[1], lower.v[0]), hn::ConcatOdd(d, upper.v[1], upper.v[0])}}};
+  }
+#endif
+  return {{{lower.v[0], upper.v[0]}}, {{lower.v[1], upper.v[1]}}};
+}
+
+// A token's heads of ak or av, `row` elements apart, as `ranks` rows of a matrix in panels: heads in
+// natural order, padded with zeros. `buffer` has room for heads·ranks numbers.
+template <typename T>
+HWY_INLINE void LoadHeads(const T* from, std::int64_t row, std::int64_t heads, std::int64_t ranks,
+                          float scale, float* buffer, const Panels& to, std::int64_t first) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const Chunk factor = Fill<2>(scale);
+  if (ranks == 2 && row == 2) {
+    ForEachChunk(heads, [&](std::int64_t head, std::size_t n,
+                            std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+      const std::int64_t left = 2 * static_cast<std::int64_t>(n);
+      const T* at = from + 2 * head;
+      const Chunk lower = LoadNumbers(at, static_cast<std::size_t>(std::min(chunk, left)));
+      const Chunk upper = left <= chunk
+                              ? Fill<2>(0.0f)
+                              : LoadNumbers(at + chunk, static_cast<std::size_t>(left - chunk));
+      const TwoRanks split = SplitRanks<T>(lower, upper);
+      StoreChunk(Mul(split.first, factor), RowOf(to, c, first));
+      StoreChunk(Mul(split.second, factor), RowOf(to, c, first + 1));
+    });
+    return;
+  }
+  // Converted to natural order, then gathered with the step of the ranks.
+  const DF d;
+  const DI di;
+  if (row == ranks) {
+    ForEachChunk(heads * ranks,
+                 [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
+                   StoreFloatsFrom<T>(LoadNumbers(from + column, n), buffer + column, n);
+                 });
+  } else {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t r = 0; r < ranks; ++r) buffer[h * ranks + r] = NumberOf(from[h * row + r]);
+    }
+  }
+  const auto step = hn::Set(di, static_cast<std::int32_t>(ranks));
+  for (std::int64_t c = 0; c < ChunksOf(heads); ++c) {
+    for (std::int64_t half = 0; half < 2; ++half) {
+      const std::int64_t head = c * chunk + half * kLanes;
+      // Lanes without a head read the last one.
+      const auto last = hn::Set(di, static_cast<std::int32_t>(std::max<std::int64_t>(
+                                        0, std::min<std::int64_t>(kLanes, heads - head) - 1)));
+      const auto index = hn::Mul(hn::Min(hn::Iota(di, 0), last), step);
+      const float* at = buffer + std::min(head, heads - 1) * ranks;
+      for (std::int64_t r = 0; r < ranks; ++r) {
+        hn::Store(hn::Mul(hn::GatherIndex(d, at + r, index), factor.v[0]), d,
+                  RowOf(to, c, first + r) + half * kLanes);
+      }
+    }
+  }
+}
+
+// One row of `columns` numbers as a row of a matrix in panels, padded with zeros.
+template <typename T>
+HWY_INLINE void LoadRow(const T* from, std::int64_t columns, float scale, const Panels& to,
+                        std::int64_t row) {
+  const Chunk factor = Fill<2>(scale);
+  ForEachChunk(columns,
+               [&](std::int64_t column, std::size_t n, std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+                 StoreChunk(Mul(LoadNumbers(from + column, n), factor), RowOf(to, c, row));
+               });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::tensor_product_attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_FACTORS_INL_H_

@@ -1,0 +1,230 @@
+// The gradients of a head's whole queries, keys and values, and of their factors.
+
+#if defined(ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_PREFILL_BACKWARD_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_PREFILL_BACKWARD_INL_H_
+#undef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_PREFILL_BACKWARD_INL_H_
+#else
+#define ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_PREFILL_BACKWARD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "src/ops/tensor_product_attention/prefill-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnops::tensor_product_attention {
+namespace HWY_NAMESPACE {
+
+HWY_INLINE float SumOf(const Chunk& chunk) {
+  return hn::GetLane(hn::SumOfLanes(DF(), hn::Add(chunk.v[0], chunk.v[1])));
+}
+
+// The gradient of the output of a block of queries as rows and as columns, the log-sum-exp in
+// `max`, and Δ = ⟨d_out, out⟩ in `sum`.
+template <typename T>
+HWY_INLINE void LoadOutputBlock(const PrefillProblem& problem, const PrefillGradients& gradients,
+                                std::int64_t batch, std::int64_t head, Range queries,
+                                const PrefillWorkspace& work) {
+  const std::int64_t N = queries.size();
+  std::fill(work.max + N, work.max + Padded(N), 0.0f);
+  std::fill(work.sum + N, work.sum + Padded(N), 0.0f);
+  for (std::int64_t i = 0; i < N; ++i) {
+    const T* d_out = RowAt<T>(gradients.d_out, batch, head, queries.begin + i);
+    const T* out = RowAt<T>(gradients.out, batch, head, queries.begin + i);
+    Chunk delta = Fill<2>(0.0f);
+    ForEachChunk(problem.E,
+                 [&](std::int64_t column, std::size_t n, std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+                   const Chunk d = LoadChunkN(d_out + column, n);
+                   StoreChunk(d, RowOf(work.d_out, c, i));
+                   delta = MulAdd(d, LoadChunkN(out + column, n), delta);
+                 });
+    work.sum[i] = SumOf(delta);
+    work.max[i] = *RowAt<float>(gradients.lse, batch, head, queries.begin + i);
+  }
+  ZeroRows(work.d_out, N, problem.E);
+  TransposePanels(work.d_out, Padded(N), Padded(problem.E), work.d_out_transposed);
+}
+
+// p = exp(s − lse) in the place of s, and p·(scale·ds − Δ) in that of ds, for a chunk of queries.
+template <typename T>
+HWY_INLINE void ScoreGradients(const PrefillProblem& problem, std::int64_t c, std::int64_t keys,
+                               const PrefillWorkspace& work) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const Chunk lse = LoadChunk(work.max + c * chunk), delta = LoadChunk(work.sum + c * chunk);
+  ExpScores<T>(work.s, c, keys, lse);
+  const Chunk scale = Fill<2>(problem.value_scale);
+  for (std::int64_t key = 0; key < keys; ++key) {
+    float* ds = RowOf(work.ds, c, key);
+    StoreChunk(Mul(LoadChunk(RowOf(work.s, c, key)), MulSub(LoadChunk(ds), scale, delta)), ds);
+  }
+}
+
+template <typename T>
+void BackwardHead(const PrefillProblem& problem, const PrefillGradients& gradients,
+                  std::int64_t batch, std::int64_t head, const BackwardRanges& ranges,
+                  const PrefillWorkspace& work, const HeadGradients& to) {
+  const bool of_queries = ranges.queries.size() > 0, of_keys = ranges.keys.size() > 0;
+  const Range all_queries = of_keys ? Range{0, problem.N} : ranges.queries;
+  const Range all_keys = of_queries ? Range{0, problem.M} : ranges.keys;
+  const auto zero = [](const Panels& matrix, std::int64_t rows, std::int64_t columns) HWY_ATTR {
+    for (std::int64_t c = 0; c < ChunksOf(columns); ++c) {
+      std::fill_n(RowOf(matrix, c, 0), rows * static_cast<std::int64_t>(ChunkSize()), 0.0f);
+    }
+  };
+  if (of_queries) zero(to.q, ranges.queries.size(), problem.D);
+  if (of_keys) zero(to.k, ranges.keys.size(), problem.D);
+  if (of_keys) zero(to.v, ranges.keys.size(), problem.E);
+  Prefetcher nothing;
+  for (std::int64_t query = all_queries.begin; query < all_queries.end; query += kQueryBlock) {
+    const Range queries{query, std::min(all_queries.end, query + kQueryBlock)};
+    const std::int64_t end = std::min(all_keys.end, problem.KeysOf(queries.end - 1));
+    if (end <= all_keys.begin) continue;
+    FormQueryBlock<T>(problem, batch, head, queries, work);
+    LoadOutputBlock<T>(problem, gradients, batch, head, queries, work);
+    for (std::int64_t first = all_keys.begin; first < end; first += kKeyBlock) {
+      const BlockPair pair(problem, queries, {first, std::min(end, first + kKeyBlock)});
+      const std::int64_t keys = pair.keys.size();
+      FormRows<T>(KeyFactors(problem, batch, head), pair.keys, work.k);
+      FormRows<T>(ValueFactors(problem, batch, head), pair.keys, work.v);
+      const Panels s = pair.Columns(work.s), ds = pair.Columns(work.ds);
+      Product<Left::kStraight>(work.pairs, work.k, pair.Columns(work.q_transposed), keys,
+                               Padded(problem.D), pair.Chunks(), AddToMatrix{s, false, nothing});
+      Product<Left::kStraight>(work.pairs, work.v, pair.Columns(work.d_out_transposed), keys,
+                               Padded(problem.E), pair.Chunks(), AddToMatrix{ds, false, nothing});
+      pair.Mask(work.s);
+      for (std::int64_t c = pair.chunk; c < ChunksOf(queries.size()); ++c) {
+        ScoreGradients<T>(problem, c, keys, work);
+      }
+      const std::int64_t row = pair.FirstRow(), depth = Padded(queries.size()) - row;
+      if (of_keys) {
+        const std::int64_t key = first - ranges.keys.begin;
+        Product<Left::kStraight>(work.pairs, s, RowsFrom(work.d_out, row), keys, depth,
+                                 ChunksOf(problem.E),
+                                 AddToMatrix{RowsFrom(to.v, key), true, nothing});
+        Product<Left::kStraight>(work.pairs, ds, RowsFrom(work.q, row), keys, depth,
+                                 ChunksOf(problem.D),
+                                 AddToMatrix{RowsFrom(to.k, key), true, nothing});
+      }
+      if (of_queries) {
+        Product<Left::kTransposed>(
+            work.pairs, ds, work.k, pair.Rows(), keys, ChunksOf(problem.D),
+            AddToMatrix{RowsFrom(to.q, query - ranges.queries.begin + row), true, nothing});
+      }
+    }
+  }
+}
+
+// The gradients of a and b of one token from those of its whole rows, scaled: that of b is summed
+// over the heads in `sums`, (ranks, columns) with whole chunks.
+template <typename T>
+HWY_INLINE void SplitToken(const HeadFactors& factors, std::int64_t token, bool first,
+                           const Panels& from, std::int64_t row, const Output& to_a, float* sums) {
+  const T* a = RowAt<T>(factors.a, factors.batch, factors.head, token);
+  T* da = RowAt<T>(to_a, factors.batch, factors.head, token);
+  for (std::int64_t r = 0; r < factors.ranks; ++r) {
+    const T* b = RowAt<T>(factors.b, factors.batch, r, token);
+    const Chunk factor = Fill<2>(factors.scale * ToFloat(a[r]));
+    float* sum = sums + r * Padded(factors.columns);
+    Chunk dot = Fill<2>(0.0f);
+    ForEachChunk(factors.columns,
+                 [&](std::int64_t column, std::size_t n, std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+                   const Chunk d = LoadChunk(RowOf(from, c, row));
+                   dot = MulAdd(d, LoadChunkN(b + column, n), dot);
+                   StoreChunk(first ? Mul(d, factor) : MulAdd(d, factor, LoadChunk(sum + column)),
+                              sum + column);
+                 });
+    const VF product = hn::Set(DF(), SumOf(dot) * factors.scale);
+    StoreChunkN(Chunk{{product, product}}, da + r, 1);
+  }
+}
+
+// Writes the sums over all heads.
+template <typename T>
+HWY_INLINE void StoreSums(const HeadFactors& factors, std::int64_t token, const float* sums,
+                          const Output& to) {
+  for (std::int64_t r = 0; r < factors.ranks; ++r) {
+    T* row = RowAt<T>(to, factors.batch, r, token);
+    ForEachChunk(factors.columns, [&](std::int64_t column, std::size_t n,
+                                      std::int64_t) ATTNOPS_INLINE_LAMBDA {
+      StoreChunkN(LoadChunk(sums + r * Padded(factors.columns) + column), row + column, n);
+    });
+  }
+}
+
+// SplitToken for a range of tokens and heads; `whole` chooses the gradient of a head.
+template <typename T, class Whole>
+HWY_INLINE void SplitFactors(HeadFactors factors, std::int64_t all_heads, Range heads,
+                             Range segment, Range tokens, const Whole& whole, const Output& to_a,
+                             const Output& to_b, float* sums) {
+  for (std::int64_t i = tokens.begin; i < tokens.end; ++i) {
+    float* of_token = sums + i * factors.ranks * Padded(factors.columns);
+    for (std::int64_t head = heads.begin; head < heads.end; ++head) {
+      factors.head = head;
+      SplitToken<T>(factors, segment.begin + i, head == 0, whole(head - heads.begin), i, to_a,
+                    of_token);
+    }
+    if (heads.end == all_heads) StoreSums<T>(factors, segment.begin + i, of_token, to_b);
+  }
+}
+
+template <typename T>
+void SplitQueries(const PrefillProblem& problem, const PrefillGradients& gradients,
+                  std::int64_t batch, Range heads, Range segment, Range tokens,
+                  const HeadGradients* from, const FactorSums& sums) {
+  const HeadFactors factors = QueryFactors(problem, batch, 0);
+  if (problem.aq.data != nullptr) {
+    SplitFactors<T>(
+        factors, problem.H, heads, segment, tokens,
+        [&](std::int64_t i) HWY_ATTR -> const Panels& { return from[i].q; }, gradients.aq,
+        gradients.bq, sums.bq);
+    return;
+  }
+  const Chunk scale = Fill<2>(problem.score_scale);
+  for (std::int64_t i = tokens.begin; i < tokens.end; ++i) {
+    for (std::int64_t head = heads.begin; head < heads.end; ++head) {
+      T* to = RowAt<T>(gradients.q, batch, head, segment.begin + i);
+      ForEachChunk(problem.D, [&](std::int64_t column, std::size_t n,
+                                  std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+        StoreChunkN(Mul(LoadChunk(RowOf(from[head - heads.begin].q, c, i)), scale), to + column,
+                    n);
+      });
+    }
+  }
+}
+
+template <typename T>
+void SplitKeys(const PrefillProblem& problem, const PrefillGradients& gradients,
+               std::int64_t batch, Range heads, Range segment, Range tokens,
+               const HeadGradients* from, const FactorSums& sums) {
+  SplitFactors<T>(
+      KeyFactors(problem, batch, 0), problem.H, heads, segment, tokens,
+      [&](std::int64_t i) HWY_ATTR -> const Panels& { return from[i].k; }, gradients.ak,
+      gradients.bk, sums.bk);
+  HeadFactors values = ValueFactors(problem, batch, 0);
+  values.scale = problem.value_scale;
+  SplitFactors<T>(
+      values, problem.H, heads, segment, tokens,
+      [&](std::int64_t i) HWY_ATTR -> const Panels& { return from[i].v; }, gradients.av,
+      gradients.bv, sums.bv);
+}
+
+template <typename T>
+PrefillKernels PrefillKernelsOfType() {
+  return {static_cast<std::int64_t>(ChunkSize()), AttendQueries<T>, BackwardHead<T>,
+          SplitQueries<T>, SplitKeys<T>};
+}
+inline PrefillKernels PrefillKernelsOfTarget(DType dtype) {
+  return WithType(dtype, [](auto tag) HWY_ATTR {
+    return PrefillKernelsOfType<typename decltype(tag)::Type>();
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::tensor_product_attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_PREFILL_BACKWARD_INL_H_

@@ -1,0 +1,54 @@
+// Matrices in a schedule's scratch memory.
+#ifndef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_WORKSPACE_H_
+#define ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_WORKSPACE_H_
+
+#include <cstdint>
+
+#include "src/core/numeric.h"
+#include "src/core/scratch_plan.h"
+#include "src/gemm/panels.h"
+#include "src/ops/tensor_product_attention/ranks.h"
+
+namespace attnops::tensor_product_attention {
+
+// Matrices of one size.
+struct Matrices {
+  Arrays arrays;
+  std::int64_t panel = 0;
+
+  Panels At(std::int64_t i) const { return {arrays.At(i), panel}; }
+  // One for each worker.
+  void Plan(ScratchPlan& plan, std::int64_t rows, std::int64_t columns, std::int64_t chunk) {
+    panel = Panels::PanelSize(rows, chunk);
+    plan.AddForWorkers(arrays, Panels::Size(rows, columns, chunk));
+  }
+};
+
+// The memory of operands that are rounded to bfloat16; none without a microkernel for them.
+struct PairSpaces {
+  DotTile dot = nullptr;
+  Arrays rows;
+  std::int64_t stride = 0;
+  Matrices left, right;
+
+  // Straight left operands are (rows, features), transposed ones (depth, columns), right ones
+  // (depth, right_columns).
+  void Plan(ScratchPlan& plan, DotTile tile, std::int64_t left_rows, std::int64_t features,
+            std::int64_t depth, std::int64_t columns, std::int64_t right_columns,
+            std::int64_t chunk) {
+    dot = tile;
+    if (dot == nullptr) return;
+    stride = RoundUp(features, chunk) + chunk;
+    plan.AddForWorkers(rows, DivideUp(left_rows * stride, 2));
+    left.Plan(plan, DivideUp(depth, 2), columns, chunk);
+    right.Plan(plan, DivideUp(depth, 2), right_columns, chunk);
+  }
+  PairSpace At(std::int64_t i) const {
+    if (dot == nullptr) return {};
+    return {dot, {reinterpret_cast<BFloat16*>(rows.At(i)), stride}, left.At(i), right.At(i)};
+  }
+};
+
+}  // namespace attnops::tensor_product_attention
+
+#endif  // ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_WORKSPACE_H_
