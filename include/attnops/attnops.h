@@ -15,6 +15,7 @@
 #include "attnops/rotary_options.h"  // IWYU pragma: export
 #include "attnops/target.h"          // IWYU pragma: export
 #include "attnops/tpa.h"             // IWYU pragma: export
+#include "attnops/tpa_cache.h"       // IWYU pragma: export
 #include "attnops/tpa_decode.h"      // IWYU pragma: export
 #include "attnops/types.h"           // IWYU pragma: export
 #include "attnops/view.h"            // IWYU pragma: export

@@ -20,6 +20,7 @@ from attnops.runtime import (
     set_target,
     supported_targets,
 )
+from attnops.tpa import tpa
 from attnops.tpa_decode import tpa_decode
 
 __version__ = "0.1.0"
@@ -41,5 +42,6 @@ __all__ = [
     "set_precision",
     "set_target",
     "supported_targets",
+    "tpa",
     "tpa_decode",
 ]

@@ -4,61 +4,101 @@ import torch
 from torch import Tensor
 
 from attnops import _checks, _choices
+from attnops.tpa import check_factors, check_query, fake_results
 
 _OP = "tpa_decode"
 
 
 def tpa_decode(
-    aq: Tensor,
+    aq: Tensor | None,
     ak: Tensor,
     av: Tensor,
-    bq: Tensor,
+    bq: Tensor | None,
     bk: Tensor,
     bv: Tensor,
     scale: float | None = None,
     scale_q: float | None = None,
-    scale_k: float = 1.0,
-    scale_v: float = 1.0,
+    scale_k: float | None = None,
+    scale_v: float | None = None,
     split: str = "auto",
     *,
+    q: Tensor | None = None,
+    lengths: Tensor | None = None,
+    page_table: Tensor | None = None,
     precision: str | None = None,
-) -> Tensor:
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of one query to M cached tokens, from the factors of q, k and v.
 
-    With q[h] = scale_q·Σ_r aq[h,r]·bq[r] and s[h,m] = scale·scale_k·ak[m,h]·(q[h]·bk[m]), returns
-    o[h] = scale_v·Σ_m softmax_m(s[h])[m]·av[m,h]·bv[m], of shape (B,1,H,E). aq is (B,1,H,R), bq
-    (B,1,R,D), ak and av (B,M,H), bk (B,M,D) and bv (B,M,E), all of one type. A slice `cache[:, :m]`
-    of a larger cache is used where it is. scale is D^-½ unless it is given, scale_q 1/R.
+    With q[h] = scale_q·Σ_r aq[h,r]·bq[r], and k[m,h] and v[m,h] likewise, returns
+    o[h] = Σ_m softmax_m(scale·q[h]·k[m,h])·v[m,h], of shape (B,1,H,E). aq is (B,1,H,R_q), bq
+    (B,1,R_q,D), ak (B,M,H,R_k), bk (B,M,R_k,D), av (B,M,H,R_v) and bv (B,M,R_v,E), all of one type;
+    or, of rank 1, ak and av are (B,M,H), bk (B,M,D) and bv (B,M,E). aq and bq are None if q
+    (B,1,H,D) has the whole queries. A slice `cache[:, :m]` of a larger cache is used where it is.
+    scale is D^-½ unless it is given, the scales of the factors 1 over their rank.
+
+    lengths (B), int64, says how many tokens each sequence has. With page_table (B,pages), int64, the
+    factors are pages (P,page_size,…), and token t of sequence b is in page
+    page_table[b, t // page_size]. return_lse adds the log-sum-exp of the scores, (B,H,1) in float32.
 
     split says how threads share the work, by batch (`b`), batch and heads (`bh`) or batch and
     pieces of the sequence (`bn`); the result has the same bits with each. precision says what the
-    products multiply, as in set_precision. There is no gradient.
+    products multiply, as in set_precision. Tensors that require grad go through tpa, which has a
+    backward; without lengths and pages then.
     """
-    tensors = {"aq": aq, "ak": ak, "av": av, "bq": bq, "bk": bk, "bv": bv}
+    given = {"q": q} if q is not None and aq is None and bq is None else {"aq": aq, "bq": bq}
+    if q is not None and "q" not in given:
+        _checks.fail(_OP, "q must be given, or else aq and bq, and not all of them")
+    tensors = {"ak": ak, "av": av, "bk": bk, "bv": bv} | given
     _checks.are_tensors(_OP, **tensors)
-    if torch.is_grad_enabled():
-        for name, tensor in tensors.items():
-            if tensor.requires_grad:
-                _checks.fail(
-                    _OP,
-                    f"{name} requires grad, but there is no backward; "
-                    "call it under torch.no_grad() or detach the tensor",
-                )
     number = _choices.number(_OP, "split", _choices.SPLITS, split)
-    return torch.ops.attnops.tpa_decode(
-        aq,
-        ak,
-        av,
-        bq,
-        bk,
-        bv,
-        scale,
-        scale_q,
-        scale_k,
-        scale_v,
-        number,
-        _choices.precision(_OP, precision),
-    )
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+    rank_1 = ak.ndim == 3
+    if rank_1 and q is None and lengths is None and page_table is None:
+        if not needs_grad and not return_lse:
+            return torch.ops.attnops.tpa_decode(
+                aq,
+                ak,
+                av,
+                bq,
+                bk,
+                bv,
+                scale,
+                scale_q,
+                1.0 if scale_k is None else scale_k,
+                1.0 if scale_v is None else scale_v,
+                number,
+                _choices.precision(_OP, precision),
+            )
+        _check(aq, ak, av, bq, bk, bv)
+    if rank_1:
+        _checks.axes(_OP, "av", av, "(B,M,H)")
+        _checks.axes(_OP, "bk", bk, "(B,M,D)")
+        _checks.axes(_OP, "bv", bv, "(B,M,E)")
+        ak, av, bk, bv = ak.unsqueeze(3), av.unsqueeze(3), bk.unsqueeze(2), bv.unsqueeze(2)
+    scales = (scale, scale_q, scale_k, scale_v)
+    if needs_grad:
+        if lengths is not None or page_table is not None:
+            name = next(name for name, x in tensors.items() if x.requires_grad)
+            _checks.fail(_OP, f"{name} must not require grad with lengths or a page_table")
+        chosen = _choices.precision(_OP, precision)
+        out, lse = torch.ops.attnops.tpa(aq, ak, av, bq, bk, bv, q, False, *scales, chosen)
+    else:
+        out, lse = torch.ops.attnops.tpa_decode_ranks(
+            aq,
+            ak,
+            av,
+            bq,
+            bk,
+            bv,
+            q,
+            *scales,
+            number,
+            lengths,
+            page_table,
+            _choices.precision(_OP, precision),
+        )
+    return (out, lse) if return_lse else out
 
 
 def _check(aq: Tensor, ak: Tensor, av: Tensor, bq: Tensor, bk: Tensor, bv: Tensor) -> None:
@@ -115,3 +155,109 @@ def _(
     _checks.same_device(_OP, aq=aq, ak=ak, av=av, bq=bq, bk=bk, bv=bv)
     _check(aq, ak, av, bq, bk, bv)
     return aq.new_empty((aq.shape[0], 1, aq.shape[2], bv.shape[2]))
+
+
+def check_sequences(
+    given: dict[str, Tensor], lengths: Tensor | None, page_table: Tensor | None
+) -> None:
+    """What can be known of them without their data."""
+    batches = given["q" if "q" in given else "aq"].shape[0]
+    for name, value, axes in (("lengths", lengths, 1), ("page_table", page_table, 2)):
+        if value is None:
+            continue
+        if value.dtype != torch.int64:
+            _checks.fail(_OP, f"{name} must be int64")
+        if value.ndim != axes or value.shape[0] != batches:
+            _checks.fail(
+                _OP,
+                f"{name} must have {axes} axes and {batches} rows, one for each sequence",
+            )
+    if page_table is not None and lengths is None:
+        _checks.fail(_OP, "lengths must be given with a page_table")
+
+
+def _one_token(given: dict[str, Tensor]) -> None:
+    first = "q" if "q" in given else "aq"
+    if given[first].shape[1] != 1:
+        _checks.fail(_OP, f"{first} must have 1 token (axis 1); it has {given[first].shape[1]}")
+
+
+@torch.library.register_fake("attnops::tpa_decode_ranks")
+def _(
+    aq,
+    ak,
+    av,
+    bq,
+    bk,
+    bv,
+    q,
+    scale,
+    scale_q,
+    scale_k,
+    scale_v,
+    split,
+    lengths,
+    page_table,
+    precision,
+):
+    _choices.check_precision(_OP, precision)
+    _choices.check(_OP, "split", _choices.SPLITS, split)
+    query = {"q": q} if q is not None else {"aq": aq, "bq": bq}
+    given = query | {"ak": ak, "av": av, "bk": bk, "bv": bv}
+    _checks.same_device(_OP, **given)
+    check_factors(_OP, given, page_table is not None)
+    check_sequences(given, lengths, page_table)
+    _one_token(given)
+    return fake_results(given, bv.shape[3])
+
+
+@torch.library.register_fake("attnops::tpa_cache_append")
+def _(
+    ak,
+    av,
+    bk,
+    bv,
+    pool_ak,
+    pool_av,
+    pool_bk,
+    pool_bv,
+    ak_scale,
+    av_scale,
+    bk_scale,
+    bv_scale,
+    lengths,
+    page_table,
+    theta,
+):
+    return None
+
+
+@torch.library.register_fake("attnops::tpa_cache_decode")
+def _(
+    aq,
+    bq,
+    q,
+    pool_ak,
+    pool_av,
+    pool_bk,
+    pool_bv,
+    ak_scale,
+    av_scale,
+    bk_scale,
+    bv_scale,
+    lengths,
+    page_table,
+    scale,
+    scale_q,
+    scale_k,
+    scale_v,
+    split,
+    precision,
+):
+    _choices.check_precision(_OP, precision)
+    _choices.check(_OP, "split", _choices.SPLITS, split)
+    given = {"q": q} if q is not None else {"aq": aq, "bq": bq}
+    check_query(_OP, given)
+    check_sequences(given, lengths, page_table)
+    _one_token(given)
+    return fake_results(given, pool_bv.shape[3])

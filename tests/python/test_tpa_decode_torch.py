@@ -24,7 +24,7 @@ SHAPES = {
 }
 BAD_SHAPES = {
     "aq with three axes": ("aq", {"aq": (2, 3, 4)}),
-    "ak with four axes": ("ak", {"ak": (2, 1, 5, 3)}),
+    "ak with five axes": ("ak", {"ak": (2, 1, 1, 5, 3)}),
     "tokens of aq": ("aq", {"aq": (2, 2, 3, 4)}),
     "tokens of bq": ("bq", {"bq": (2, 2, 4, 6)}),
     "batches of bk": ("bk", {"bk": (1, 5, 6)}),
@@ -96,11 +96,12 @@ def test_without_data(dtype):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_there_is_no_gradient(name):
+def test_the_operator_of_rank_1_has_no_gradient(name):
+    """tpa_decode goes another way where one is needed, and not under no_grad."""
     args = dict(zip(NAMES, make_case(), strict=True))
     expected = attnops.tpa_decode(**args)
     args[name].requires_grad_()
-    assert "requires grad" in error_of(lambda: attnops.tpa_decode(**args), name)
+    assert attnops.tpa_decode(**args).requires_grad
     with torch.no_grad():
         assert torch.equal(attnops.tpa_decode(**args), expected)
 

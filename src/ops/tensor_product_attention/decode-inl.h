@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "src/core/dtype_switch.h"
 #include "src/gemm/epilogues-inl.h"
@@ -109,26 +110,26 @@ struct DecodeBlock {
   Range heads, tokens;
   const DecodeWorkspace& work;
 
-  // Calls f(token, address, scales) for each token of the block.
+  // Calls f(token, address, readable, scales) for each token of the block, with the number of
+  // elements from its address to the end of the tokens that follow it in memory.
   template <typename T, class F>
-  HWY_INLINE void ForEachToken(const CacheFactor& factor, const F& f) const {
-    const std::int64_t size = problem.page_size;
+  HWY_INLINE void ForEachToken(const CacheFactor& factor, std::int64_t elements, const F& f) const {
+    const bool paged = problem.sequences.page_table != nullptr;
     std::int64_t token = tokens.begin;
     while (token < tokens.end) {
       const std::int64_t page = problem.PageOf(batch, token);
-      const std::int64_t slot = problem.sequences.page_table == nullptr ? token : token % size;
+      const std::int64_t slot = paged ? token % problem.page_size : token;
       const std::int64_t end =
-          std::min(tokens.end, problem.sequences.page_table == nullptr ? tokens.end
-                                                                       : token - slot + size);
+          paged ? std::min(tokens.end, token - slot + problem.page_size) : tokens.end;
       const T* at = static_cast<const T*>(factor.data) + page * factor.page + slot * factor.token;
-      const float* scales = factor.scales == nullptr
-                                ? nullptr
-                                : factor.scales + page * factor.scale_page +
-                                      slot * factor.scale_token;
+      const float* scales =
+          factor.scales + page * factor.scale_page + slot * factor.scale_token;
       for (; token < end; ++token) {
-        f(token - tokens.begin, at, scales);
+        const std::int64_t readable =
+            factor.token == elements ? (end - token) * elements : elements;
+        f(token - tokens.begin, at, readable, scales);
         at += factor.token;
-        if (scales != nullptr) scales += factor.scale_token;
+        scales += factor.scale_token;
       }
     }
   }
@@ -136,23 +137,33 @@ struct DecodeBlock {
   HWY_INLINE void LoadA(const CacheFactor& factor, std::int64_t ranks) const {
     WithStorage(problem.storage, [&](auto storage) HWY_ATTR {
       using T = typename decltype(storage)::Type;
-      ForEachToken<T>(factor, [&](std::int64_t token, const T* at, const float* scales) HWY_ATTR {
-        LoadHeads(at + heads.begin * factor.row, factor.row, heads.size(), ranks,
-                  scales == nullptr ? 1.0f : *scales, work.row, work.a, token * ranks);
-      });
+      constexpr bool kScaled = std::is_same_v<T, std::int8_t>;
+      const std::int64_t before = heads.begin * factor.row;
+      ForEachToken<T>(factor, problem.H * ranks,
+                      [&](std::int64_t token, const T* at, std::int64_t readable,
+                          const float* scales) HWY_ATTR {
+                        LoadHeads<kScaled>(at + before, factor.row, heads.size(), ranks,
+                                           factor.row == ranks ? readable - before
+                                                               : heads.size() * ranks,
+                                           kScaled ? *scales : 1.0f, work.row, work.a,
+                                           token * ranks);
+                      });
     });
   }
   // bk or bv: rows (token, rank).
   HWY_INLINE void LoadB(const CacheFactor& factor, std::int64_t ranks, std::int64_t columns) const {
     WithStorage(problem.storage, [&](auto storage) HWY_ATTR {
       using T = typename decltype(storage)::Type;
-      ForEachToken<T>(factor, [&](std::int64_t token, const T* at, const float* scales) HWY_ATTR {
-        for (std::int64_t r = 0; r < ranks; ++r) {
-          LoadRow(at + r * factor.row, columns,
-                  scales == nullptr ? 1.0f : scales[r * factor.scale_row], work.b,
-                  token * ranks + r);
-        }
-      });
+      constexpr bool kScaled = std::is_same_v<T, std::int8_t>;
+      ForEachToken<T>(factor, ranks * columns,
+                      [&](std::int64_t token, const T* at, std::int64_t,
+                          const float* scales) HWY_ATTR {
+                        for (std::int64_t r = 0; r < ranks; ++r) {
+                          LoadRow<kScaled>(at + r * factor.row, columns,
+                                           kScaled ? scales[r * factor.scale_row] : 1.0f, work.b,
+                                           token * ranks + r);
+                        }
+                      });
     });
   }
 };
@@ -165,8 +176,12 @@ HWY_INLINE void MultiplyDecodeKeys(const DecodeBlock& block, bool through_rank) 
   const std::int64_t chunks = ChunksOf(block.heads.size());
   Prefetcher nothing;
   if (through_rank) {
-    Product<Left::kStraight>(work.pairs, work.b, work.bq, rows, Padded(problem.D),
-                             ChunksOf(problem.Rq), AddToMatrix{work.p, false, nothing});
+    if (work.pairs.dot == nullptr && problem.Rq <= kLanes) {
+      MultiplyNarrow(work.b, work.bq, rows, problem.D, work.p);
+    } else {
+      Product<Left::kStraight>(work.pairs, work.b, work.bq, rows, Padded(problem.D),
+                               ChunksOf(problem.Rq), AddToMatrix{work.p, false, nothing});
+    }
     Multiply<Left::kStraight>(work.p, work.aq, rows, problem.Rq, chunks,
                               AddToMatrix{work.t, false, nothing});
   } else {
@@ -175,13 +190,14 @@ HWY_INLINE void MultiplyDecodeKeys(const DecodeBlock& block, bool through_rank) 
   }
 }
 
-// s = Σ ak·t over the ranks, for all heads. Returns whether a score is NaN.
-HWY_INLINE bool ScoreTokens(const DecodeBlock& block) {
+// s = Σ ak·t over the ranks, for all heads, and the larger of `max` and the largest score in
+// `new_max`.
+HWY_INLINE void ScoreTokens(const DecodeBlock& block, const float* max, float* new_max) {
   const DecodeWorkspace& work = block.work;
   const std::int64_t ranks = block.problem.Rk;
-  bool all_numbers = true;
   for (std::int64_t c = 0; c < ChunksOf(block.heads.size()); ++c) {
-    Chunk check = Fill<2>(0.0f);
+    const std::size_t place = static_cast<std::size_t>(c) * ChunkSize();
+    Chunk most = LoadChunk(max + place);
     for (std::int64_t token = 0; token < block.tokens.size(); ++token) {
       const float* t = RowOf(work.t, c, token * ranks);
       const float* a = RowOf(work.a, c, token * ranks);
@@ -192,14 +208,14 @@ HWY_INLINE bool ScoreTokens(const DecodeBlock& block) {
         sum = MulAdd(LoadChunk(t), LoadChunk(a), sum);
       }
       StoreChunk(sum, RowOf(work.s, c, token));
-      check = MulAdd(sum, Fill<2>(0.0f), check);  // NaN if one of them is infinite or NaN
+      most = Max(sum, most);  // never a NaN where there is a head
     }
-    all_numbers = all_numbers && AllAtMost(check, check);
+    StoreChunk(most, new_max + place);
   }
-  return !all_numbers;
 }
 
 // The weights w = exp(s − max)·av of a chunk of heads, in the place of av, and Σ exp(s − max).
+template <Accuracy kAccuracy>
 HWY_INLINE Chunk WeighTokens(const DecodeBlock& block, std::int64_t c, const Chunk& max) {
   const DecodeWorkspace& work = block.work;
   const std::int64_t ranks = block.problem.Rv;
@@ -211,8 +227,8 @@ HWY_INLINE Chunk WeighTokens(const DecodeBlock& block, std::int64_t c, const Chu
   std::int64_t token = 0;
   // Eight vectors at a time fill the latency of exp.
   for (; token + 4 <= block.tokens.size(); token += 4) {
-    const Pack<8> p = ExpDifference<Accuracy::kFloat32>(
-        LoadChunks<4>(RowOf(work.s, c, token)), Join(Join(max, max), Join(max, max)));
+    const Pack<8> p = ExpDifference<kAccuracy>(LoadChunks<4>(RowOf(work.s, c, token)),
+                                               Join(Join(max, max), Join(max, max)));
     const Pack<4> half = Add(FirstHalf(p), SecondHalf(p));
     sum = Add(sum, Add(FirstHalf(half), SecondHalf(half)));
     ForEach<4>([&](auto i) ATTNOPS_INLINE_LAMBDA {
@@ -220,54 +236,96 @@ HWY_INLINE Chunk WeighTokens(const DecodeBlock& block, std::int64_t c, const Chu
     });
   }
   for (; token < block.tokens.size(); ++token) {
-    const Chunk p = ExpDifference<Accuracy::kFloat32>(LoadChunk(RowOf(work.s, c, token)), max);
+    const Chunk p = ExpDifference<kAccuracy>(LoadChunk(RowOf(work.s, c, token)), max);
     sum = Add(sum, p);
     weigh(token, p);
   }
   return sum;
 }
 
+// The scores and weights of a block: new maxima and the sums of the block in the workspace. Returns
+// whether all of them are numbers.
+HWY_INLINE bool WeighBlock(const DecodeBlock& block, bool through_rank, const float* max) {
+  const DecodeProblem& problem = block.problem;
+  const DecodeWorkspace& work = block.work;
+  block.LoadB(problem.bk, problem.Rk, problem.D);
+  block.LoadA(problem.ak, problem.Rk);
+  MultiplyDecodeKeys(block, through_rank);
+  ScoreTokens(block, max, work.max);
+  block.LoadA(problem.av, problem.Rv);
+  for (std::int64_t c = 0; c < ChunksOf(block.heads.size()); ++c) {
+    const std::size_t place = static_cast<std::size_t>(c) * ChunkSize();
+    const Chunk new_max = LoadChunk(work.max + place);
+    StoreChunk(problem.storage == Storage::kFloat32
+                   ? WeighTokens<Accuracy::kFloat32>(block, c, new_max)
+                   : WeighTokens<Accuracy::k16Bit>(block, c, new_max),
+               work.sum + place);
+  }
+  bool numbers = true;
+  for (std::int64_t h = 0; h < block.heads.size(); ++h) {
+    numbers = numbers && !std::isnan(work.sum[h]);
+  }
+  return numbers;
+}
+
+// Prefetches the tokens from `first` on that are in one page, at most a block of them.
+HWY_INLINE void PrefetchTokens(const DecodeProblem& problem, std::int64_t batch, Range heads,
+                               std::int64_t first, Prefetcher& prefetcher) {
+  if (first >= problem.Length(batch)) return;
+  const bool paged = problem.sequences.page_table != nullptr;
+  const std::int64_t slot = paged ? first % problem.page_size : first;
+  std::int64_t count = std::min(problem.BlockTokens(), problem.Length(batch) - first);
+  if (paged) count = std::min(count, problem.page_size - slot);
+  const std::int64_t page = problem.PageOf(batch, first);
+  const std::int64_t size = problem.storage == Storage::kInt8      ? 1
+                            : problem.storage == Storage::kFloat32 ? 4
+                                                                   : 2;
+  const auto add = [&](const CacheFactor& factor, std::int64_t begin, std::int64_t elements) {
+    prefetcher.Add(static_cast<const char*>(factor.data) +
+                       (page * factor.page + slot * factor.token + begin) * size,
+                   factor.token * size, elements * size, count);
+  };
+  const auto extent = [](std::int64_t rows, std::int64_t stride, std::int64_t columns) {
+    return (rows - 1) * stride + columns;
+  };
+  add(problem.bk, 0, extent(problem.Rk, problem.bk.row, problem.D));
+  add(problem.ak, heads.begin * problem.ak.row, extent(heads.size(), problem.ak.row, problem.Rk));
+  add(problem.av, heads.begin * problem.av.row, extent(heads.size(), problem.av.row, problem.Rv));
+  add(problem.bv, 0, extent(problem.Rv, problem.bv.row, problem.E));
+}
+
 inline void AttendTokens(const DecodeProblem& problem, std::int64_t batch, Range heads,
                          Range tokens, const DecodeWorkspace& work, const Partial& to) {
-  const auto chunk = static_cast<std::int64_t>(ChunkSize());
   const std::int64_t H = heads.size();
   std::fill_n(to.max, Padded(H), kLowest);
   std::fill_n(to.sum, Padded(H), 0.0f);
   const std::int64_t size = problem.BlockTokens();
   bool has_queries = !problem.through_rank;
-  Prefetcher nothing;
   for (std::int64_t first = tokens.begin; first < tokens.end; first += size) {
     const DecodeBlock block{
         problem, batch, heads, {first, std::min(tokens.end, first + size)}, work};
-    block.LoadB(problem.bk, problem.Rk, problem.D);
-    block.LoadA(problem.ak, problem.Rk);
-    MultiplyDecodeKeys(block, problem.through_rank);
     // An infinity in bk meets factors of both signs and makes scores NaN that are infinite.
-    if (HWY_UNLIKELY(ScoreTokens(block)) && problem.through_rank) {
+    if (HWY_UNLIKELY(!WeighBlock(block, problem.through_rank, to.max)) && problem.through_rank) {
       if (!has_queries) FormQueries(problem, batch, heads, work);
       has_queries = true;
-      MultiplyDecodeKeys(block, false);
-      ScoreTokens(block);
+      WeighBlock(block, false, to.max);
+    }
+    for (std::int64_t c = 0; c < ChunksOf(H); ++c) {
+      const std::size_t place = static_cast<std::size_t>(c) * ChunkSize();
+      const Chunk new_max = LoadChunk(work.max + place);
+      const Chunk factor = ExpDifference<Accuracy::kFloat32>(LoadChunk(to.max + place), new_max);
+      StoreChunk(factor, work.factor + place);
+      StoreChunk(new_max, to.max + place);
+      StoreChunk(MulAdd(LoadChunk(to.sum + place), factor, LoadChunk(work.sum + place)),
+                 to.sum + place);
     }
     block.LoadB(problem.bv, problem.Rv, problem.E);
-    block.LoadA(problem.av, problem.Rv);
-    for (std::int64_t c = 0; c < ChunksOf(H); ++c) {
-      float* max = to.max + c * chunk;
-      float* sum = to.sum + c * chunk;
-      const Chunk old_max = LoadChunk(max);
-      Chunk new_max = old_max;
-      for (std::int64_t token = 0; token < block.tokens.size(); ++token) {
-        new_max = Max(LoadChunk(RowOf(work.s, c, token)), new_max);
-      }
-      const Chunk block_sum = WeighTokens(block, c, new_max);
-      const Chunk factor = ExpDifference<Accuracy::kFloat32>(old_max, new_max);
-      StoreChunk(factor, work.factor + c * chunk);
-      StoreChunk(new_max, max);
-      StoreChunk(MulAdd(LoadChunk(sum), factor, block_sum), sum);
-    }
-    Product<Left::kTransposed>(work.pairs, work.a, work.b, H, block.tokens.size() * problem.Rv,
-                               ChunksOf(problem.E),
-                               AddValues{to.out, work.factor, first != tokens.begin, nothing});
+    const std::int64_t rows = block.tokens.size() * problem.Rv;
+    Prefetcher prefetcher;
+    PrefetchTokens(problem, batch, heads, first + size, prefetcher);
+    prefetcher.Spread(PausesOf(H, rows, problem.E));
+    Product<Left::kTransposed>(work.pairs, work.a, work.b, H, rows, ChunksOf(problem.E),
+                               AddValues{to.out, work.factor, first != tokens.begin, prefetcher});
   }
 }
 

@@ -72,12 +72,12 @@ class DecodeCall {
 
   struct Workspaces {
     Matrices aq, bq, q, b, p, t, a, s;
-    Arrays row, factor;
+    Arrays row, max, sum, factor;
     PairSpaces pairs;
 
     DecodeWorkspace At(std::int64_t i) const {
-      return {aq.At(i), bq.At(i), q.At(i),   b.At(i),      p.At(i),    t.At(i),
-              a.At(i),  s.At(i),  row.At(i), factor.At(i), pairs.At(i)};
+      return {aq.At(i), bq.At(i),  q.At(i),   b.At(i),   p.At(i),      t.At(i),    a.At(i),
+              s.At(i),  row.At(i), max.At(i), sum.At(i), factor.At(i), pairs.At(i)};
     }
   };
   struct Partials {
@@ -104,6 +104,8 @@ class DecodeCall {
     work.s.Plan(plan, block, heads, chunk);
     plan.AddForWorkers(work.row,
                        std::max(heads * std::max(problem_.Rk, problem_.Rv), problem_.E) + chunk);
+    plan.AddForWorkers(work.max, Places(heads));
+    plan.AddForWorkers(work.sum, Places(heads));
     plan.AddForWorkers(work.factor, Places(heads));
     work.pairs.Plan(plan, problem_.dot, key_rows, problem_.D, std::max(rows, features), heads,
                     std::max({heads, problem_.Rq, problem_.E}), chunk);

@@ -97,25 +97,29 @@ HWY_INLINE TwoRanks SplitRanks(const Chunk& lower, const Chunk& upper) {
 }
 
 // A token's heads of ak or av, `row` elements apart, as `ranks` rows of a matrix in panels: heads in
-// natural order, padded with zeros. `buffer` has room for heads·ranks numbers.
-template <typename T>
+// natural order. Places without a head are arbitrary: the `readable` elements from the token on, of
+// which there are at least its own, may be loaded. `buffer` has room for heads·ranks numbers.
+template <bool kScaled, typename T>
 HWY_INLINE void LoadHeads(const T* from, std::int64_t row, std::int64_t heads, std::int64_t ranks,
-                          float scale, float* buffer, const Panels& to, std::int64_t first) {
+                          std::int64_t readable, float scale, float* buffer, const Panels& to,
+                          std::int64_t first) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
   const Chunk factor = Fill<2>(scale);
+  const auto scaled = [&](const Chunk& x) ATTNOPS_INLINE_LAMBDA {
+    return kScaled ? Mul(x, factor) : x;
+  };
   if (ranks == 2 && row == 2) {
-    ForEachChunk(heads, [&](std::int64_t head, std::size_t n,
-                            std::int64_t c) ATTNOPS_INLINE_LAMBDA {
-      const std::int64_t left = 2 * static_cast<std::int64_t>(n);
-      const T* at = from + 2 * head;
+    for (std::int64_t c = 0; c < ChunksOf(heads); ++c) {
+      const T* at = from + 2 * c * chunk;
+      const std::int64_t left = std::min(readable - 2 * c * chunk, 2 * chunk);
       const Chunk lower = LoadNumbers(at, static_cast<std::size_t>(std::min(chunk, left)));
       const Chunk upper = left <= chunk
                               ? Fill<2>(0.0f)
                               : LoadNumbers(at + chunk, static_cast<std::size_t>(left - chunk));
       const TwoRanks split = SplitRanks<T>(lower, upper);
-      StoreChunk(Mul(split.first, factor), RowOf(to, c, first));
-      StoreChunk(Mul(split.second, factor), RowOf(to, c, first + 1));
-    });
+      StoreChunk(scaled(split.first), RowOf(to, c, first));
+      StoreChunk(scaled(split.second), RowOf(to, c, first + 1));
+    }
     return;
   }
   // Converted to natural order, then gathered with the step of the ranks.
@@ -141,7 +145,8 @@ HWY_INLINE void LoadHeads(const T* from, std::int64_t row, std::int64_t heads, s
       const auto index = hn::Mul(hn::Min(hn::Iota(di, 0), last), step);
       const float* at = buffer + std::min(head, heads - 1) * ranks;
       for (std::int64_t r = 0; r < ranks; ++r) {
-        hn::Store(hn::Mul(hn::GatherIndex(d, at + r, index), factor.v[0]), d,
+        const VF x = hn::GatherIndex(d, at + r, index);
+        hn::Store(kScaled ? hn::Mul(x, factor.v[0]) : x, d,
                   RowOf(to, c, first + r) + half * kLanes);
       }
     }
@@ -149,14 +154,45 @@ HWY_INLINE void LoadHeads(const T* from, std::int64_t row, std::int64_t heads, s
 }
 
 // One row of `columns` numbers as a row of a matrix in panels, padded with zeros.
-template <typename T>
+template <bool kScaled, typename T>
 HWY_INLINE void LoadRow(const T* from, std::int64_t columns, float scale, const Panels& to,
                         std::int64_t row) {
   const Chunk factor = Fill<2>(scale);
   ForEachChunk(columns,
                [&](std::int64_t column, std::size_t n, std::int64_t c) ATTNOPS_INLINE_LAMBDA {
-                 StoreChunk(Mul(LoadNumbers(from + column, n), factor), RowOf(to, c, row));
+                 const Chunk x = LoadNumbers(from + column, n);
+                 StoreChunk(kScaled ? Mul(x, factor) : x, RowOf(to, c, row));
                });
+}
+
+// a·b of at most one vector of columns: half the work of a chunk of them, which few ranks leave
+// empty. a is (rows, depth), of which some rows past the end may be read, b (depth, columns); `to`
+// gets the first vector of its only chunk.
+HWY_NOINLINE inline void MultiplyNarrow(const Panels& a, const Panels& b, std::int64_t rows,
+                                        std::int64_t depth, const Panels& to) {
+  constexpr int kRows = ATTNOPS_ONE_LANE ? 2 : 12;
+  const DF d;
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  for (std::int64_t first = 0; first < rows; first += kRows) {
+    // The last rows are computed once more where they do not fill a tile.
+    const std::int64_t row = std::max<std::int64_t>(0, std::min(first, rows - kRows));
+    Pack<kRows> sums = Fill<kRows>(0.0f);
+    for (std::int64_t k = 0; k < depth; k += chunk) {
+      const float* HWY_RESTRICT left = RowOf(a, k / chunk, row);
+      const float* HWY_RESTRICT right = RowOf(b, 0, k);
+      const std::int64_t steps = std::min(chunk, depth - k);
+      for (std::int64_t i = 0; i < steps; ++i) {
+        const VF vector = hn::Load(d, right + i * chunk);
+        ForEach<kRows>([&](auto r) ATTNOPS_INLINE_LAMBDA {
+          constexpr int kRow = decltype(r)::value;
+          sums.v[kRow] = hn::MulAdd(hn::Set(d, left[kRow * kMaxChunk + i]), vector, sums.v[kRow]);
+        });
+      }
+    }
+    ForEach<kRows>([&](auto r) ATTNOPS_INLINE_LAMBDA {
+      hn::Store(sums.v[decltype(r)::value], d, RowOf(to, 0, row + r()));
+    });
+  }
 }
 
 }  // namespace HWY_NAMESPACE

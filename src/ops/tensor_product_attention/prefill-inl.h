@@ -51,7 +51,7 @@ HWY_INLINE void FormRows(const HeadFactors& factors, Range tokens, const Panels&
   for (std::int64_t i = 0; i < tokens.size(); ++i) {
     const std::int64_t token = tokens.begin + i;
     if (factors.a.data == nullptr) {
-      LoadRow(RowAt<T>(factors.b, factors.batch, factors.head, token), factors.columns,
+      LoadRow<true>(RowAt<T>(factors.b, factors.batch, factors.head, token), factors.columns,
               factors.scale, to, i);
       continue;
     }

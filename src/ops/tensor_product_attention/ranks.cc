@@ -7,16 +7,21 @@
 #include <hwy/highway.h>
 
 #include "src/core/target.h"
+#include "src/ops/tensor_product_attention/append-inl.h"
 #include "src/ops/tensor_product_attention/decode-inl.h"
 #include "src/ops/tensor_product_attention/prefill_backward-inl.h"
 
 #if HWY_ONCE
 namespace attnops::tensor_product_attention {
 namespace {
+HWY_EXPORT(AppendKernelOfTarget);
 HWY_EXPORT(DecodeKernelsOfTarget);
 HWY_EXPORT(PrefillKernelsOfTarget);
 }  // namespace
 
+AppendKernel AppendKernelOf(TargetIndex target) {
+  return ATTNOPS_DISPATCH(AppendKernelOfTarget, target)();
+}
 DecodeKernels DecodeKernelsOf(TargetIndex target) {
   return ATTNOPS_DISPATCH(DecodeKernelsOfTarget, target)();
 }

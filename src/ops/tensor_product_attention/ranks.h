@@ -85,7 +85,9 @@ struct DecodeWorkspace {
   Panels a;      // (tokens·R_k, heads) of ak, then (tokens·R_v, heads) of av, which become weights
   Panels s;      // (tokens, heads): scores
   float* row;    // H·max(R_k, R_v) or E numbers
-  float* factor;  // of each head: multiplies the sums of the blocks before
+  // Of each head: the maximum with this block, its sum, and what multiplies the sums of the blocks
+  // before.
+  float *max, *sum, *factor;
   PairSpace pairs;
 };
 
@@ -103,6 +105,18 @@ struct DecodeKernels {
                  float* row, const Partial& from);
 };
 DecodeKernels DecodeKernelsOf(TargetIndex target);
+
+// Where one row of a token goes in a cache; without a scale it has the type of the token.
+struct AppendTarget {
+  void* data;
+  float* scale;
+};
+// Writes `rows` rows of `columns` numbers, `stride` elements apart, as one row, each rotated by the
+// angles of a table if there are any. `buffer` has room for all numbers.
+using AppendKernel = void (*)(DType dtype, const void* from, std::int64_t stride,
+                              std::int64_t rows, std::int64_t columns, const float* cos,
+                              std::int64_t width, const AppendTarget& to, float* buffer);
+AppendKernel AppendKernelOf(TargetIndex target);
 
 // One decoding step over checked arguments; out is not empty.
 void RunDecode(const DecodeProblem& problem, Precision precision, TpaSplit split);

@@ -141,4 +141,28 @@ Output RowsOf(const TensorView& view) {
 Input RowsOf(const std::optional<ConstTensorView>& view) { return view ? RowsOf(*view) : Input{}; }
 Output RowsOf(const std::optional<TensorView>& view) { return view ? RowsOf(*view) : Output{}; }
 
+DecodeProblem DecodeProblemOf(const TpaSizes& sizes, const TpaQuery& query, const TensorView& out,
+                              const std::optional<TensorView>& lse, const TpaOptions& options) {
+  const TpaScales scales = ScalesOf(sizes, options);
+  DecodeProblem problem{};
+  problem.B = sizes.B;
+  problem.M = problem.page_size = sizes.M;
+  problem.H = sizes.H;
+  problem.Rq = sizes.Rq;
+  problem.Rk = sizes.Rk;
+  problem.Rv = sizes.Rv;
+  problem.D = sizes.D;
+  problem.E = sizes.E;
+  problem.dtype = sizes.dtype;
+  problem.aq = RowsOf(query.a);
+  problem.bq = RowsOf(query.b);
+  problem.q = RowsOf(query.full);
+  problem.out = RowsOf(out);
+  if (lse && lse->size() > 0) problem.lse = {lse->data(), lse->stride(0), lse->stride(1), 0};
+  problem.score_scale = static_cast<float>(scales.of_scores);
+  problem.value_scale = static_cast<float>(scales.of_values);
+  problem.through_rank = !query.full && sizes.Rq * (sizes.D + sizes.H) < sizes.H * sizes.D;
+  return problem;
+}
+
 }  // namespace attnops::tensor_product_attention

@@ -8,6 +8,7 @@
 #include "attnops/tpa.h"
 #include "src/core/checks.h"
 #include "src/core/tensor.h"
+#include "src/ops/tensor_product_attention/ranks.h"
 
 namespace attnops::tensor_product_attention {
 
@@ -45,6 +46,10 @@ Output RowsOf(const TensorView& view);
 // A tensor that may be missing.
 Input RowsOf(const std::optional<ConstTensorView>& view);
 Output RowsOf(const std::optional<TensorView>& view);
+
+// A decoding step, without its cache.
+DecodeProblem DecodeProblemOf(const TpaSizes& sizes, const TpaQuery& query, const TensorView& out,
+                              const std::optional<TensorView>& lse, const TpaOptions& options);
 
 }  // namespace attnops::tensor_product_attention
 

@@ -36,31 +36,13 @@ void TpaDecode(const TpaQuery& query, const TpaKeys& keys, const TensorView& out
   CheckApart(kOp, "out", out, "bk", keys.bk);
   CheckApart(kOp, "out", out, "bv", keys.bv);
   if (sizes.B * sizes.H == 0) return;
-  const TpaScales scales = ScalesOf(sizes, options);
-  DecodeProblem problem{};
-  problem.B = sizes.B;
-  problem.M = problem.page_size = sizes.M;
-  problem.H = sizes.H;
-  problem.Rq = sizes.Rq;
-  problem.Rk = sizes.Rk;
-  problem.Rv = sizes.Rv;
-  problem.D = sizes.D;
-  problem.E = sizes.E;
-  problem.dtype = sizes.dtype;
+  DecodeProblem problem = DecodeProblemOf(sizes, query, out, lse, options);
   problem.storage = StorageOf(sizes.dtype);
-  problem.aq = RowsOf(query.a);
-  problem.bq = RowsOf(query.b);
-  problem.q = RowsOf(query.full);
   problem.ak = FactorOf(keys.ak);
   problem.av = FactorOf(keys.av);
   problem.bk = FactorOf(keys.bk);
   problem.bv = FactorOf(keys.bv);
   problem.sequences = sequences;
-  problem.out = RowsOf(out);
-  if (lse && lse->size() > 0) problem.lse = {lse->data(), lse->stride(0), lse->stride(1), 0};
-  problem.score_scale = static_cast<float>(scales.of_scores);
-  problem.value_scale = static_cast<float>(scales.of_values);
-  problem.through_rank = !query.full && sizes.Rq * (sizes.D + sizes.H) < sizes.H * sizes.D;
   RunDecode(problem, precision, split);
 }
 
