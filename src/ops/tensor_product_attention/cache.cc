@@ -148,13 +148,18 @@ void TpaAppend(const TpaPool& pool, const TpaKeys& tokens, const TpaSequences& s
   const AppendKernel append = AppendKernelOf(target);
   const DType dtype = tokens.ak.dtype();
   const positions::Kernels angle_kernels = positions::KernelsFor(dtype, target);
+  AngleSource source;
   Angles angles;
+  std::uint32_t steps = 0;
   if (theta) {
-    AngleSource source;
     source.theta = &*theta;
     source.shape = {1};  // each token's angles are computed on their own
     source.per_axis = shape.d / 2;
     angles = AnglesOf(source, shape.d / 2, angle_kernels.chunk);
+    for (std::int64_t b = 0; b < B; ++b) {
+      steps |= StepsOfLine(sequences.lengths[b], counts == nullptr ? N : counts[b],
+                           angles.step_count);
+    }
   }
   std::int64_t widest = 0;
   for (const Factor& factor : factors) widest = std::max(widest, factor.rows * factor.columns);
@@ -169,7 +174,7 @@ void TpaAppend(const TpaPool& pool, const TpaKeys& tokens, const TpaSequences& s
   plan.AddForWorkers(tables, theta ? angles.RowSize() : 0);
   Scratch scratch(plan.Bytes(workers) + (theta ? AnglesScratch(angles) : 0));
   plan.Take(scratch, workers);
-  if (theta) StartAngles(target, dtype, *theta, scratch, angles);
+  if (theta) StartAngles(target, dtype, source, steps, scratch, angles);
   const std::int64_t element = SizeOf(dtype), stored = NumberSize(shape.type);
   RunTasks(tasks, workers, [&](std::int64_t task, int worker) {
     const std::int64_t b = task / tasks_of_sequence;
