@@ -166,7 +166,7 @@ def test_a_16_bit_theta_warns_once(monkeypatch):
         attnops.lrpe_rotate(x, theta.bfloat16(), 300)
     for call in (
         lambda: attnops.lrpe_rotate(x, theta.bfloat16(), torch.tensor([300])),
-        lambda: attnops.md_lrpe_cosine(x, theta[:, :1].expand(1, 16).bfloat16(), (8,), offset=300),
+        lambda: attnops.md_lrpe_cosine(x, theta[:, :1].expand(1, 16).bfloat16(), (2,), offset=300),
         lambda: attnops.flao_fal(x, x, x, x, theta=theta_of(16)[None].bfloat16(), offset=300),
     ):
         monkeypatch.setattr(_rotary, "_warned", False)
