@@ -20,8 +20,8 @@ struct RopeOptions {
 void Rope(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& theta,
           const TensorView& q_out, const TensorView& k_out, const RopeOptions& options = {});
 
-// dq and dk from the gradients of the results, which are rotated back. Each is its gradient or apart
-// from all inputs.
+// dq and dk from the gradients of the results, which are rotated back. Each is its gradient or
+// apart from all inputs.
 void RopeBackward(const ConstTensorView& dq_out, const ConstTensorView& dk_out,
                   const ConstTensorView& theta, const TensorView& dq, const TensorView& dk,
                   const RopeOptions& options = {});

@@ -38,7 +38,7 @@ def warn_of_16_bits(
         or theta.is_meta
     ):
         return
-    if _warned or abs(offset) + tokens <= _LIMIT and ids is None:
+    if _warned or (abs(offset) + tokens <= _LIMIT and ids is None):
         return
     if ids is not None and (ids.numel() == 0 or int(ids.abs().max()) + tokens <= _LIMIT):
         return

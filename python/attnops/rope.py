@@ -40,14 +40,20 @@ def rope(
     _checks.are_tensors(_OP, q=q, k=k)
     if theta is not None:
         _checks.are_tensors(_OP, theta=theta)
-        if theta.ndim == 1:
-            theta = theta[None]
         if theta.dtype != torch.float32 and q.ndim == 4:
             _warn(q, theta, positions, offset, layout)
     if cos_sin is not None:
         _checks.are_tensors(_OP, cos_sin=cos_sin)
         _checks.no_gradient(_OP, "cos_sin", cos_sin)
     offset, offsets = _rotary.split_offset(offset)
+    compiling = torch.compiler.is_compiling()
+    differentiates = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or (theta is not None and theta.requires_grad)
+    )
+    # A call without a gradient does without autograd's Python.
+    plain = not (differentiates or compiling or _is_transformed())
+    if theta is not None and theta.ndim == 1 and not plain:
+        theta = theta[None]
     arguments = (
         q,
         k,
@@ -63,18 +69,15 @@ def rope(
         scale,
         _choices.number(_OP, "layout", _choices.LAYOUTS, layout),
     )
-    differentiates = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or (theta is not None and theta.requires_grad)
-    )
     if inplace and not differentiates:
         torch.ops.attnops.rope_.default(*arguments)
-        if not torch.compiler.is_compiling():
+        if not compiling:
             torch.autograd.graph.increment_version((q, k))
         return q, k
-    if differentiates or torch.compiler.is_compiling() or _is_transformed():
-        q_out, k_out = torch.ops.attnops.rope.default(*arguments)
-    else:
+    if plain:
         q_out, k_out = torch.ops.attnops.rope_forward.default(*arguments)
+    else:
+        q_out, k_out = torch.ops.attnops.rope.default(*arguments)
     if inplace:
         return q.copy_(q_out), k.copy_(k_out)
     return q_out, k_out
@@ -129,6 +132,7 @@ def _check(
         _checks.fail(_OP, f"exactly one of theta and cos_sin must be given; {which}")
     if theta is not None:
         _checks.tensor(_OP, "theta", theta)
+        theta = theta[None] if theta.ndim == 1 else theta
     else:
         _checks.tensor(_OP, "cos_sin", cos_sin)
     _rotary.check_types(_OP, positions, offsets, sections, layout)

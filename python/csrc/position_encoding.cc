@@ -50,8 +50,8 @@ Tensor LrpeRotate(const Tensor& x, const Tensor& theta, std::int64_t offset, std
   const Activation activation = ActivationOf(kRotate, "act", act, "dim", dim);
   const Tensor x_read = Readable(kRotate, "x", x);
   const Tensor theta_read = Readable(kRotate, "theta", theta);
-  const Rotary rotary{positions, offsets,  rotary_dim,           interleaved,
-                      sections,  sections_interleaved, scale, layout};
+  const Rotary rotary{positions, offsets, rotary_dim, interleaved, sections, sections_interleaved,
+                      scale,     layout};
   const LrpeRotateOptions options{offset, activation, rotary.Options(kRotate)};
   const Tensor out = NewTensor(kRotate, "out", x);
   attnops::LrpeRotate(ViewOf(x_read), ViewOf(theta_read), ViewOf(out), options);
@@ -68,8 +68,8 @@ Tensor LrpeRotateBackward(const Tensor& x, const Tensor& theta, const Tensor& d_
   const Tensor x_read = Readable(kRotate, "x", x);
   const Tensor theta_read = Readable(kRotate, "theta", theta);
   const Tensor d_out_read = Readable(kRotate, "d_out", d_out);
-  const Rotary rotary{positions, offsets,  rotary_dim,           interleaved,
-                      sections,  sections_interleaved, scale, layout};
+  const Rotary rotary{positions, offsets, rotary_dim, interleaved, sections, sections_interleaved,
+                      scale,     layout};
   const LrpeRotateOptions options{offset, activation, rotary.Options(kRotate)};
   const Tensor dx = NewTensor(kRotate, "dx", x);
   attnops::LrpeRotateBackward(ViewOf(x_read), ViewOf(theta_read), ViewOf(d_out_read), ViewOf(dx),
@@ -87,11 +87,10 @@ Tensor LrpeRotateDtheta(const Tensor& x, const Tensor& theta, const Tensor& d_ou
   const Tensor x_read = Readable(kRotate, "x", x);
   const Tensor theta_read = Readable(kRotate, "theta", theta);
   const Tensor d_out_read = Readable(kRotate, "d_out", d_out);
-  const Rotary rotary{positions, offsets,  rotary_dim,           interleaved,
-                      sections,  sections_interleaved, scale, layout};
+  const Rotary rotary{positions, offsets, rotary_dim, interleaved, sections, sections_interleaved,
+                      scale,     layout};
   const LrpeRotateOptions options{offset, activation, rotary.Options(kRotate)};
-  const Tensor d_theta =
-      NewTensor(kRotate, "d_theta", theta, theta.sizes(), ResultType::kFloat32);
+  const Tensor d_theta = NewTensor(kRotate, "d_theta", theta, theta.sizes(), ResultType::kFloat32);
   attnops::LrpeRotateThetaGradient(ViewOf(x_read), ViewOf(theta_read), ViewOf(d_out_read),
                                    ViewOf(d_theta), options);
   return d_theta;
@@ -112,6 +111,13 @@ struct RopeAngles {
     }
     tensor = theta ? Readable(kRope, "theta", *theta) : Readable(kRope, "cos_sin", *cos_sin);
   }
+
+  // A theta of one axis is that of all heads.
+  ConstTensorView View() const {
+    if (is_cos_sin || tensor.dim() != 1) return ViewOf(tensor);
+    return ConstTensorView(tensor.data_ptr(), ViewOf(tensor).dtype(), {1, tensor.size(0)},
+                           {tensor.size(0), 1});
+  }
 };
 
 using RopePass = void (*)(const ConstTensorView&, const ConstTensorView&, const ConstTensorView&,
@@ -124,9 +130,8 @@ struct RopeTensors {
 void RunRope(RopePass with_theta, RopePass with_cos_sin, const RopeTensors& from,
              const RopeAngles& angles, const RopeTensors& to, std::int64_t offset,
              const RotaryOptions& rotary) {
-  (angles.is_cos_sin ? with_cos_sin : with_theta)(ViewOf(from.q), ViewOf(from.k),
-                                                  ViewOf(angles.tensor), ViewOf(to.q),
-                                                  ViewOf(to.k), {offset, rotary});
+  (angles.is_cos_sin ? with_cos_sin : with_theta)(ViewOf(from.q), ViewOf(from.k), angles.View(),
+                                                  ViewOf(to.q), ViewOf(to.k), {offset, rotary});
 }
 
 std::tuple<Tensor, Tensor> Rope(const Tensor& q, const Tensor& k, std::optional<Tensor> theta,
@@ -137,24 +142,26 @@ std::tuple<Tensor, Tensor> Rope(const Tensor& q, const Tensor& k, std::optional<
                                 bool sections_interleaved, double scale, std::int64_t layout) {
   const RopeTensors from{Readable(kRope, "q", q), Readable(kRope, "k", k)};
   const RopeAngles angles(theta, cos_sin);
-  const Rotary rotary{positions, offsets,  rotary_dim,           interleaved,
-                      sections,  sections_interleaved, scale, layout};
+  const Rotary rotary{positions, offsets, rotary_dim, interleaved, sections, sections_interleaved,
+                      scale,     layout};
   const RotaryOptions options = rotary.Options(kRope);
   const RopeTensors to{NewTensor(kRope, "q_out", q), NewTensor(kRope, "k_out", k)};
   RunRope(attnops::Rope, attnops::RopeWithCosSin, from, angles, to, offset, options);
   return {to.q, to.k};
 }
 
-std::tuple<Tensor, Tensor> RopeBackward(
-    const Tensor& dq_out, const Tensor& dk_out, std::optional<Tensor> theta,
-    std::optional<Tensor> cos_sin, std::optional<Tensor> positions, std::optional<Tensor> offsets,
-    std::int64_t offset, std::optional<std::int64_t> rotary_dim, bool interleaved,
-    std::optional<std::vector<std::int64_t>> sections, bool sections_interleaved, double scale,
-    std::int64_t layout) {
+std::tuple<Tensor, Tensor> RopeBackward(const Tensor& dq_out, const Tensor& dk_out,
+                                        std::optional<Tensor> theta, std::optional<Tensor> cos_sin,
+                                        std::optional<Tensor> positions,
+                                        std::optional<Tensor> offsets, std::int64_t offset,
+                                        std::optional<std::int64_t> rotary_dim, bool interleaved,
+                                        std::optional<std::vector<std::int64_t>> sections,
+                                        bool sections_interleaved, double scale,
+                                        std::int64_t layout) {
   const RopeTensors from{Readable(kRope, "dq_out", dq_out), Readable(kRope, "dk_out", dk_out)};
   const RopeAngles angles(theta, cos_sin);
-  const Rotary rotary{positions, offsets,  rotary_dim,           interleaved,
-                      sections,  sections_interleaved, scale, layout};
+  const Rotary rotary{positions, offsets, rotary_dim, interleaved, sections, sections_interleaved,
+                      scale,     layout};
   const RotaryOptions options = rotary.Options(kRope);
   const RopeTensors to{NewTensor(kRope, "dq", dq_out), NewTensor(kRope, "dk", dk_out)};
   RunRope(attnops::RopeBackward, attnops::RopeBackwardWithCosSin, from, angles, to, offset,
@@ -162,7 +169,8 @@ std::tuple<Tensor, Tensor> RopeBackward(
   return {to.q, to.k};
 }
 
-// Writes into q and k. A last axis that is not contiguous is an error: there is no copy to write to.
+// Writes into q and k. A last axis that is not contiguous is an error: there is no copy to write
+// to.
 void RopeInPlace(Tensor q, Tensor k, std::optional<Tensor> theta, std::optional<Tensor> cos_sin,
                  std::optional<Tensor> positions, std::optional<Tensor> offsets,
                  std::int64_t offset, std::optional<std::int64_t> rotary_dim, bool interleaved,
@@ -170,8 +178,8 @@ void RopeInPlace(Tensor q, Tensor k, std::optional<Tensor> theta, std::optional<
                  double scale, std::int64_t layout) {
   const RopeTensors from{Readable(kRope, "q", q), Readable(kRope, "k", k)};
   const RopeAngles angles(theta, cos_sin);
-  const Rotary rotary{positions, offsets,  rotary_dim,           interleaved,
-                      sections,  sections_interleaved, scale, layout};
+  const Rotary rotary{positions, offsets, rotary_dim, interleaved, sections, sections_interleaved,
+                      scale,     layout};
   const RotaryOptions options = rotary.Options(kRope);
   if (from.q.data_ptr() != q.data_ptr() || from.k.data_ptr() != k.data_ptr()) {
     throw Error(std::string(kRope) + ": the last axis of q and k must be contiguous with inplace");
@@ -189,8 +197,8 @@ Tensor RopeDtheta(const Tensor& q, const Tensor& k, const Tensor& dq_out, const 
   const Tensor dq_read = Readable(kRope, "dq_out", dq_out);
   const Tensor dk_read = Readable(kRope, "dk_out", dk_out);
   const Tensor theta_read = Readable(kRope, "theta", theta);
-  const Rotary rotary{positions, offsets,  rotary_dim,           interleaved,
-                      sections,  sections_interleaved, scale, layout};
+  const Rotary rotary{positions, offsets, rotary_dim, interleaved, sections, sections_interleaved,
+                      scale,     layout};
   const RotaryOptions options = rotary.Options(kRope);
   const Tensor d_theta = NewTensor(kRope, "d_theta", theta, theta.sizes(), ResultType::kFloat32);
   attnops::RopeThetaGradient(ViewOf(q_read), ViewOf(k_read), ViewOf(theta_read), ViewOf(dq_read),
@@ -288,16 +296,15 @@ Tensor LrpeTable(const Tensor& theta, std::vector<std::int64_t> shape, std::int6
 }  // namespace attnops::torch_binding
 
 STABLE_TORCH_LIBRARY_FRAGMENT(attnops, m) {
-#define ATTNOPS_ROTARY                                                                          \
-  "Tensor? positions=None, Tensor? offsets=None, SymInt? rotary_dim=None, "                     \
-  "bool interleaved=False, SymInt[]? sections=None, bool sections_interleaved=False, "          \
+#define ATTNOPS_ROTARY                                                                 \
+  "Tensor? positions=None, Tensor? offsets=None, SymInt? rotary_dim=None, "            \
+  "bool interleaved=False, SymInt[]? sections=None, bool sections_interleaved=False, " \
   "float scale=1.0, int layout=0)"
-#define ATTNOPS_ROPE                                                                            \
-  "Tensor? positions, Tensor? offsets, SymInt offset, SymInt? rotary_dim, bool interleaved, "   \
+#define ATTNOPS_ROPE                                                                          \
+  "Tensor? positions, Tensor? offsets, SymInt offset, SymInt? rotary_dim, bool interleaved, " \
   "SymInt[]? sections, bool sections_interleaved, float scale, int layout)"
-  m.def(
-      "lrpe_rotate(Tensor x, Tensor theta, SymInt offset, int act, int? dim, " ATTNOPS_ROTARY
-      " -> Tensor");
+  m.def("lrpe_rotate(Tensor x, Tensor theta, SymInt offset, int act, int? dim, " ATTNOPS_ROTARY
+        " -> Tensor");
   m.def(
       "lrpe_rotate_backward(Tensor x, Tensor theta, Tensor d_out, SymInt offset, int act, "
       "int? dim, " ATTNOPS_ROTARY " -> Tensor");

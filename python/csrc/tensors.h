@@ -45,8 +45,8 @@ Enum ChoiceOf(const char* op, const char* name, std::int64_t value, Enum last) {
   return static_cast<Enum>(ChoiceOf(op, name, value, static_cast<std::int64_t>(last)));
 }
 
-// A view of a tensor of integers, valid as long as the tensor. Throws Error unless its type is int32
-// or int64 and it has a supported number of axes.
+// A view of a tensor of integers, valid as long as the tensor. Throws Error unless its type is
+// int32 or int64 and it has a supported number of axes.
 IntegerView IntegersOf(const char* op, const char* name, const Tensor& tensor);
 
 // The precision with the number `value`, or none.

@@ -1,8 +1,8 @@
 // Where the angles of a call come from, and tables of their cos and sin.
 //
 // Tokens lie in a grid of one or more axes, and each angle belongs to one axis: it is the index
-// on that axis times theta. Or each token has a position of its own (ids.h), one for each section of
-// the angles. The sincos of every position that is a multiple of step_count is computed from the
+// on that axis times theta. Or each token has a position of its own (ids.h), one for each section
+// of the angles. The sincos of every position that is a multiple of step_count is computed from the
 // exact product with theta (turns.h); those after it follow by one complex product with the sincos
 // of i·theta, i < step_count, which is made once a call. A token's values depend on its position
 // alone, not on how the work is divided.

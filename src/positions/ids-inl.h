@@ -114,8 +114,8 @@ HWY_INLINE void FillCosSinRow(const Angles& angles, const BlockPositions& positi
   for (std::int64_t j = 0; j < angles.width; j += chunk) {
     const auto n = static_cast<std::size_t>(std::min(chunk, angles.count - j));
     for (int s = 0; s < angles.streams; ++s) {
-      const C* row = static_cast<const C*>(angles.cos_sin) +
-                     positions.At(s, token) * angles.cos_sin_row + j;
+      const C* row =
+          static_cast<const C*>(angles.cos_sin) + positions.At(s, token) * angles.cos_sin_row + j;
       const Chunk cos = ToOrderOf<T, C>(LoadChunkN(row, n));
       const Chunk sin = ToOrderOf<T, C>(LoadChunkN(row + angles.count, n));
       for (int v = 0; v < 2; ++v) {

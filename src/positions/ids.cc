@@ -68,8 +68,8 @@ PositionIds CheckPositions(const char* op, const IntegerView& positions, std::in
   const int rank = positions.rank();
   const auto is = [&](int axis, std::int64_t size) { return positions.shape(axis) == size; };
   const bool fits = sections > 0 ? rank == 3 && is(0, sections) && is(1, batches) && is(2, tokens)
-              : rank == 1  ? is(0, tokens)
-                           : rank == 2 && is(0, batches) && is(1, tokens);
+                    : rank == 1  ? is(0, tokens)
+                                 : rank == 2 && is(0, batches) && is(1, tokens);
   if (!fits) {
     if (sections > 0) {
       Fail(op, kName, " must have the shape (", sections, ", ", batches, ", ", tokens,

@@ -52,12 +52,10 @@ void ExpectError(const std::string& word, const Spoil& spoil, bool with_table = 
   Call c;
   spoil(c);
   if (with_table) {
-    ExpectErrorNaming("rope", word, [&] {
-      RopeWithCosSin(c.q, c.k, c.cos_sin, c.q_out, c.k_out, c.options);
-    });
-  } else {
     ExpectErrorNaming("rope", word,
-                      [&] { Rope(c.q, c.k, c.theta, c.q_out, c.k_out, c.options); });
+                      [&] { RopeWithCosSin(c.q, c.k, c.cos_sin, c.q_out, c.k_out, c.options); });
+  } else {
+    ExpectErrorNaming("rope", word, [&] { Rope(c.q, c.k, c.theta, c.q_out, c.k_out, c.options); });
   }
   EXPECT_TRUE(c.Untouched());
 }
@@ -97,8 +95,18 @@ TEST(RopeErrors, Tensors) {
 }
 
 TEST(RopeErrors, CosSin) {
-  ExpectError("cos_sin", [](Call& c) { c.cos_sin = {c.cos_sin.data(), kF32, {9, 6}}; }, true);
-  ExpectError("cos_sin", [](Call& c) { c.cos_sin = {c.cos_sin.data(), kF32, {72}}; }, true);
+  ExpectError(
+      "cos_sin",
+      [](Call& c) {
+        c.cos_sin = {c.cos_sin.data(), kF32, {9, 6}};
+      },
+      true);
+  ExpectError(
+      "cos_sin",
+      [](Call& c) {
+        c.cos_sin = {c.cos_sin.data(), kF32, {72}};
+      },
+      true);
   ExpectError(
       "cos_sin",
       [](Call& c) {
@@ -116,7 +124,8 @@ TEST(RopeErrors, CosSin) {
         true);
   }
   for (const std::int64_t offset : {-1, 5}) {
-    ExpectError("offset", [=](Call& c) { c.options.offset = offset; }, true);
+    ExpectError(
+        "offset", [=](Call& c) { c.options.offset = offset; }, true);
     ExpectError(
         "offset",
         [=](Call& c) {
@@ -128,7 +137,8 @@ TEST(RopeErrors, CosSin) {
 }
 
 TEST(RopeErrors, Positions) {
-  for (const Dims& shape : {Dims{4}, Dims{1, 5}, Dims{5, 2}, Dims{2, 5, 1}, Dims{3, 2, 5}, Dims{}}) {
+  for (const Dims& shape :
+       {Dims{4}, Dims{1, 5}, Dims{5, 2}, Dims{2, 5, 1}, Dims{3, 2, 5}, Dims{}}) {
     ExpectErrors("positions", [&](Call& c) { c.SetPositions(shape); });
   }
   for (const std::int64_t bad : {kLimit + 1, -kLimit - 1, INT64_MAX, INT64_MIN}) {
@@ -153,9 +163,8 @@ TEST(RopeErrors, Positions) {
     c.SetPositions({5});
     c.options.rotary.offsets = IntegerView(c.ids.data(), {2});
   });
-  ExpectErrors("offset", [](Call& c) {
-    c.options.rotary.offsets = IntegerView(c.ids.data(), {3});
-  });
+  ExpectErrors("offset",
+               [](Call& c) { c.options.rotary.offsets = IntegerView(c.ids.data(), {3}); });
 }
 
 TEST(RopeErrors, PairsAndSections) {

@@ -75,9 +75,8 @@ RotaryOptions RotaryPositions::Options() const {
   options.layout = spec_.layout;
   const Dims shape = spec_.form == PositionForm::kOffsets    ? Dims{spec_.batch}
                      : spec_.form == PositionForm::kOfTokens ? Dims{spec_.length}
-                     : spec_.form == PositionForm::kSections
-                         ? Dims{3, spec_.batch, spec_.length}
-                         : Dims{spec_.batch, spec_.length};
+                     : spec_.form == PositionForm::kSections ? Dims{3, spec_.batch, spec_.length}
+                                                             : Dims{spec_.batch, spec_.length};
   const IntegerView view =
       spec_.wide ? IntegerView(wide_.data(), shape) : IntegerView(narrow_.data(), shape);
   if (spec_.form == PositionForm::kOffsets) {
@@ -139,8 +138,7 @@ std::vector<double> RotaryCase::InOrder(const std::vector<double>& values, bool 
     for (std::int64_t t = 0; t < spec_.length; ++t) {
       for (std::int64_t h = 0; h < spec_.heads; ++h) {
         for (std::int64_t c = 0; c < spec_.features; ++c, ++at) {
-          const std::size_t other =
-              ((b * spec_.heads + h) * spec_.length + t) * spec_.features + c;
+          const std::size_t other = ((b * spec_.heads + h) * spec_.length + t) * spec_.features + c;
           result[to_tensor ? other : at] = values[to_tensor ? at : other];
         }
       }
@@ -170,8 +168,7 @@ Expected RotaryCase::ExpectedForward() const {
   const std::vector<double> y = rotary.Act().Forward(values);
   std::vector<double> value = rotary.Rotate(y, theta.Values(), 1);
   std::vector<double> bound = rotary.PairLengths(y);
-  const std::vector<double> errors =
-      rotary.PairLengths(ActivationErrors(rotary.Act(), values, y));
+  const std::vector<double> errors = rotary.PairLengths(ActivationErrors(rotary.Act(), values, y));
   const double scale = std::max(1.0, std::abs(rotary.scale));
   for (std::size_t i = 0; i < bound.size(); ++i) {
     bound[i] = scale * (kRotation * bound[i] + errors[i]);
@@ -236,9 +233,9 @@ void RopeCase::Backward() {
 }
 
 void ForEachRotaryForm(const std::function<void(RotarySpec)>& body) {
-  constexpr PositionForm kForms[] = {PositionForm::kOffset,    PositionForm::kOffsets,
-                                     PositionForm::kOfTokens,  PositionForm::kOfBatches,
-                                     PositionForm::kPacked,    PositionForm::kSections};
+  constexpr PositionForm kForms[] = {PositionForm::kOffset,   PositionForm::kOffsets,
+                                     PositionForm::kOfTokens, PositionForm::kOfBatches,
+                                     PositionForm::kPacked,   PositionForm::kSections};
   int number = 0;
   for (const bool interleaved : {false, true}) {
     for (const std::int64_t rotated : {70, 44, 16}) {

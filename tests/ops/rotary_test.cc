@@ -189,10 +189,10 @@ TEST(Rope, CosSinInPlaceOfTheta) {
                                                                 : kUnitBFloat16;
         const auto check = [&](RotaryCase& one, bool backward) {
           Expected expected = backward ? one.ExpectedBackward() : one.ExpectedForward();
-          const auto lengths = one.InOrder(
-              one.Reference().PairLengths(
-                  one.InOrder(backward ? one.d_out.Values() : one.x.Values(), false)),
-              true);
+          const auto lengths =
+              one.InOrder(one.Reference().PairLengths(
+                              one.InOrder(backward ? one.d_out.Values() : one.x.Values(), false)),
+                          true);
           for (std::size_t i = 0; i < lengths.size(); ++i) {
             expected.bound[i] += 2 * (1 + rounding) * rounding * spec.scale * lengths[i];
           }
@@ -202,12 +202,12 @@ TEST(Rope, CosSinInPlaceOfTheta) {
           SCOPED_TRACE(spec.Describe());
           c.q.out.Poison();
           c.k.out.Poison();
-          RopeWithCosSin(c.q.x.view(), c.k.x.view(), cos_sin.view(), c.q.out.view(),
-                         c.k.out.view(), c.Options());
+          RopeWithCosSin(c.q.x.view(), c.k.x.view(), cos_sin.view(), c.q.out.view(), c.k.out.view(),
+                         c.Options());
           check(c.q, false);
           check(c.k, false);
-          RopeBackwardWithCosSin(c.q.d_out.view(), c.k.d_out.view(), cos_sin.view(),
-                                 c.q.out.view(), c.k.out.view(), c.Options());
+          RopeBackwardWithCosSin(c.q.d_out.view(), c.k.d_out.view(), cos_sin.view(), c.q.out.view(),
+                                 c.k.out.view(), c.Options());
           check(c.q, true);
           check(c.k, true);
         });
@@ -332,9 +332,9 @@ TEST(Rotary, GradientOfThetaMatchesFiniteDifferences) {
     RotaryCase c(spec);
     const reference::Rotary rotary = c.Reference();
     const std::vector<double> x = c.x.Values();
-    const std::vector<double> expected = DifferenceGradient(
-        [&](const std::vector<double>& at) { return rotary.Forward(x, at); }, c.theta.Values(),
-        c.d_out.Values());
+    const std::vector<double> expected =
+        DifferenceGradient([&](const std::vector<double>& at) { return rotary.Forward(x, at); },
+                           c.theta.Values(), c.d_out.Values());
     auto bound = rotary.GradientOfTheta(x, c.theta.Values(), c.d_out.Values()).magnitude;
     // The third derivative grows with the cube of the position.
     for (double& value : bound) value = kThetaGradient * value + 100 * kDifference;

@@ -146,7 +146,6 @@ def test_types(name, dtype):
     assert text == error_of(lambda: attnops.flao_fal(**meta(options)), blamed)
 
 
-
 NO_ACTS = (support.ACT["none"], None) * 4
 
 

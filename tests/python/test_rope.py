@@ -7,7 +7,7 @@ import torch
 
 import attnops
 from attnops import _rotary
-from rope_cases import B, D, H, K, N, PAIRS, POSITIONS, rotate, sections_of, theta_of
+from rope_cases import PAIRS, POSITIONS, B, D, H, K, N, rotate, sections_of, theta_of
 from tolerances import THETA_GRADIENT, assert_near_double
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -30,7 +30,9 @@ def test_rope_and_its_gradients(given, positions, pairs, layout, dtype):
     """Forward and backward of q, k and theta."""
     theta = theta_of(pairs.get("rotary_dim", D) // 2).requires_grad_()
     leaves = [make(dtype, heads).requires_grad_() for heads in (H, K)]
-    outs = attnops.rope(*(in_layout(x, layout) for x in leaves), theta, layout=layout, **given, **pairs)
+    outs = attnops.rope(
+        *(in_layout(x, layout) for x in leaves), theta, layout=layout, **given, **pairs
+    )
     outs = [in_layout(out, layout) for out in outs]
     d_outs = [torch.randn(x.shape).to(dtype) for x in leaves]
     *gradients, d_theta = torch.autograd.grad(outs, (*leaves, theta), d_outs)
@@ -46,7 +48,9 @@ def test_rope_and_its_gradients(given, positions, pairs, layout, dtype):
     for actual, wanted, of in zip(gradients, expected_gradients, d_outs, strict=True):
         assert_near_double(actual, wanted, dtype, scale=of)
     assert d_theta.dtype == torch.float32
-    size = sum((x.detach().double().abs().sum() * d.double().abs().max()) for x, d in zip(leaves, d_outs))
+    size = sum(
+        (x.detach().double().abs().sum() * d.double().abs().max()) for x, d in zip(leaves, d_outs)
+    )
     assert (d_theta - expected_theta).abs().max() <= THETA_GRADIENT * float(size) * N
 
 
@@ -75,7 +79,9 @@ def test_sections(operator, sections_interleaved, interleaved):
 @pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
 def test_lrpe_rotate_and_its_gradients(pairs, heads, act):
     """With activations too: theta's gradient is that of the formula."""
-    theta = (theta_of(pairs.get("rotary_dim", D) // 2)[None] * torch.rand(heads, 1)).requires_grad_()
+    theta = (
+        theta_of(pairs.get("rotary_dim", D) // 2)[None] * torch.rand(heads, 1)
+    ).requires_grad_()
     x = make(torch.float32).requires_grad_()
     given, positions = POSITIONS["of batches"]
     dim = {"dim": 1} if act == "softmax" else {}
@@ -103,13 +109,17 @@ def test_cos_sin_of_the_caller(table_type):
     cos_sin = torch.randn(64, D).to(table_type)
     positions = torch.randint(0, 64, (B, N))
     cos, sin = cos_sin.double()[positions][:, :, None].chunk(2, -1)
-    for x, out in zip((q, k), attnops.rope(q, k, cos_sin=cos_sin, positions=positions), strict=True):
+    for x, out in zip(
+        (q, k), attnops.rope(q, k, cos_sin=cos_sin, positions=positions), strict=True
+    ):
         u, v = x.double().chunk(2, -1)
         expected = torch.cat([u * cos - v * sin, u * sin + v * cos], -1)
         assert_near_double(out, expected, torch.bfloat16, scale=4 * x)
     for bad in (64, -1):
         positions[1, 3] = bad
-        with pytest.raises((ValueError, RuntimeError), match="rope: positions must be from 0 to 63"):
+        with pytest.raises(
+            (ValueError, RuntimeError), match="rope: positions must be from 0 to 63"
+        ):
             attnops.rope(q, k, cos_sin=cos_sin, positions=positions)
 
 
@@ -180,13 +190,22 @@ def test_a_16_bit_theta_warns_once(monkeypatch):
         ("rope: positions must be int32 or int64; it is float32", {"positions": torch.ones(N)}),
         ("rope: positions must have the shape", {"positions": torch.ones(N - 1).long()}),
         ("rope: offset must have the shape", {"offset": torch.ones(N).long()}),
-        ("rope: offset must be 0 with positions; it is 3", {"positions": torch.arange(N), "offset": 3}),
+        (
+            "rope: offset must be 0 with positions; it is 3",
+            {"positions": torch.arange(N), "offset": 3},
+        ),
         ("rope: rotary_dim must be even", {"rotary_dim": 7}),
         ("rope: sections need positions", {"sections": (4, 4, 4)}),
-        ("rope: sections must have the sum 12", {"sections": (4, 4, 3), "positions": torch.ones(3, B, N).long()}),
+        (
+            "rope: sections must have the sum 12",
+            {"sections": (4, 4, 3), "positions": torch.ones(3, B, N).long()},
+        ),
         ("rope: sections_interleaved must be false", {"sections_interleaved": True}),
         ("rope: scale must be finite", {"scale": float("inf")}),
-        ("rope: exactly one of theta and cos_sin must be given; both are", {"cos_sin": torch.ones(9, D)}),
+        (
+            "rope: exactly one of theta and cos_sin must be given; both are",
+            {"cos_sin": torch.ones(9, D)},
+        ),
         ("rope: exactly one of theta and cos_sin must be given; neither is", {"theta": None}),
         ("rope: theta has 3 heads; q has 1", {"theta": torch.ones(3, 12)}),
         ("rope: theta has 13 angles a head; q has 12 pairs", {"theta": torch.ones(13)}),
@@ -198,7 +217,11 @@ def test_a_16_bit_theta_warns_once(monkeypatch):
 )
 def test_errors(text, options):
     """The same text for tensors with data and without."""
-    arguments = {"q": torch.ones(B, N, H, D), "k": torch.ones(B, N, K, D), "theta": theta_of(D // 2)}
+    arguments = {
+        "q": torch.ones(B, N, H, D),
+        "k": torch.ones(B, N, K, D),
+        "theta": theta_of(D // 2),
+    }
     arguments |= options
 
     def message(call) -> str:

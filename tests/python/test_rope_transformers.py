@@ -8,13 +8,13 @@ from tolerances import float32_angles
 
 pytest.importorskip("transformers")
 
-from transformers import GPTNeoXConfig, LlamaConfig, PhiConfig  # noqa: E402
-from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox  # noqa: E402
-from transformers.models.gptj import modeling_gptj as gptj  # noqa: E402
-from transformers.models.llama import modeling_llama as llama  # noqa: E402
-from transformers.models.phi import modeling_phi as phi  # noqa: E402
-from transformers.models.qwen2_vl import configuration_qwen2_vl, modeling_qwen2_vl  # noqa: E402
-from transformers.models.qwen3_vl import configuration_qwen3_vl, modeling_qwen3_vl  # noqa: E402
+from transformers import GPTNeoXConfig, LlamaConfig, PhiConfig
+from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
+from transformers.models.gptj import modeling_gptj as gptj
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.phi import modeling_phi as phi
+from transformers.models.qwen2_vl import configuration_qwen2_vl, modeling_qwen2_vl
+from transformers.models.qwen3_vl import configuration_qwen3_vl, modeling_qwen3_vl
 
 B, N, H, K, D = 2, 33, 4, 2, 64
 LONGEST = 2000  # positions
@@ -79,9 +79,7 @@ def test_llama(parameters):
     half = D // 2
     table = torch.cat([cos[..., :half], sin[..., :half]], -1).reshape(B * N, D)
     rows = torch.arange(B * N).view(B, N)
-    assert_same(
-        attnops.rope(q, k, cos_sin=table, positions=rows, layout="bhnd"), expected, (q, k)
-    )
+    assert_same(attnops.rope(q, k, cos_sin=table, positions=rows, layout="bhnd"), expected, (q, k))
 
 
 def test_gptj():

@@ -78,7 +78,7 @@ def assert_close(
         )
 
 
-# The gradient of theta, relative to the sum of the magnitudes of its terms: the interface's promise.
+# The gradient of theta, relative to the sum of its terms' magnitudes: the interface's promise.
 THETA_GRADIENT = 1e-5
 
 

@@ -22,8 +22,7 @@ Values Rotary::Rotate(const Values& y, const Values& theta, int sign) const {
                   std::int64_t row) {
     // 33 bits times 24 bits: exact in the 64 bits of a long double, whose sine and cosine reduce
     // the angle exactly.
-    const long double angle =
-        static_cast<long double>(Position(j, b, t)) * theta[ThetaIndex(h, j)];
+    const long double angle = static_cast<long double>(Position(j, b, t)) * theta[ThetaIndex(h, j)];
     const double c = scale * static_cast<double>(std::cos(angle));
     const double s = scale * static_cast<double>(sign * std::sin(angle));
     const double first = y[row + First(j)], second = y[row + Second(j)];
@@ -50,8 +49,8 @@ Rotary::ThetaGradient Rotary::GradientOfTheta(const Values& x, const Values& the
     const auto p = static_cast<double>(Position(j, b, t));
     const std::int64_t first = row + First(j), second = row + Second(j);
     gradient.value[ThetaIndex(h, j)] += p * (o[first] * d_out[second] - o[second] * d_out[first]);
-    gradient.magnitude[ThetaIndex(h, j)] += std::abs(p) * std::hypot(o[first], o[second]) *
-                                            std::hypot(d_out[first], d_out[second]);
+    gradient.magnitude[ThetaIndex(h, j)] +=
+        std::abs(p) * std::hypot(o[first], o[second]) * std::hypot(d_out[first], d_out[second]);
   });
   return gradient;
 }

@@ -44,7 +44,8 @@ struct Rotary {
   Values Rotate(const Values& y, const Values& theta, int sign) const;
   Values Forward(const Values& x, const Values& theta) const;
   Values Backward(const Values& x, const Values& theta, const Values& d_out) const;
-  // Σ p·(o_j·do_j' − o_j'·do_j), and the sum of the terms' bounds |p|·|o|·|do|, in lengths of pairs.
+  // Σ p·(o_j·do_j' − o_j'·do_j), and the sum of the terms' bounds |p|·|o|·|do|, in lengths of
+  // pairs.
   struct ThetaGradient {
     Values value, magnitude;
   };

@@ -28,8 +28,9 @@ inline constexpr double kTiny = 0x1p-126;
 // final rounding to float32: the promise of the interface, at any position.
 inline constexpr double kRotation = 1e-6;
 
-// The gradient of theta, relative to the sum of its terms' magnitudes: the promise of the interface.
-// A term has a few float32 roundings, their sum over a block fifteen more, that of blocks is float64.
+// The gradient of theta, relative to the sum of its terms' magnitudes: the promise of the
+// interface. A term has a few float32 roundings, their sum over a block fifteen more, that of
+// blocks is float64.
 inline constexpr double kThetaGradient = 1e-5;
 
 // exp within 2 ulp (an ulp is at most two units), the library's promise for its own exp.

@@ -142,8 +142,8 @@ void FlaoFalBackward(const ConstTensorView& q, const ConstTensorView& k, const C
     if (!options.theta) Fail(kOp, "d_theta must be absent without theta");
     CheckThetaGradient(kOp, *d_theta, *options.theta);
     const std::pair<const char*, ConstTensorView> others[] = {
-        {"q", q}, {"k", k}, {"v", v}, {"g", g}, {"d_out", d_out}, {"dq", dq}, {"dk", dk}, {"dv", dv},
-        {"dg", dg}};
+        {"q", q},   {"k", k},   {"v", v},   {"g", g},  {"d_out", d_out},
+        {"dq", dq}, {"dk", dk}, {"dv", dv}, {"dg", dg}};
     for (const auto& other : others) {
       CheckApart(kOp, "d_theta", *d_theta, other.first, other.second);
     }

@@ -92,9 +92,8 @@ class StageGradient {
     const StageShape& shape = staged_.shape;
     const StageTile tile{first, rows, chunk};
     if (theta_ != nullptr) {
-      const ChunkRows activated = operand_.stage.SumsRows()
-                                      ? shape.RowsOf(blocks_.activated, first, chunk)
-                                      : ChunkRows{};
+      const ChunkRows activated =
+          operand_.stage.SumsRows() ? shape.RowsOf(blocks_.activated, first, chunk) : ChunkRows{};
       RunTile(staged_, tile, AddThetaTerms{sums, blocks_.factors, activated, theta_});
     }
     if (tiled_) {

@@ -59,8 +59,7 @@ struct Operand {
 
   // Where the sums of a block are, from its first token on.
   double* ThetaSumsOf(std::int64_t batch, std::int64_t head, std::int64_t first) const {
-    return theta.data == nullptr ? nullptr
-                                 : theta.At(first / theta_piece * batches + batch, head);
+    return theta.data == nullptr ? nullptr : theta.At(first / theta_piece * batches + batch, head);
   }
 };
 constexpr int kOperands = 4;

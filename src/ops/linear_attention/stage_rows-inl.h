@@ -52,8 +52,7 @@ void FillAngles(const Stage& stage, Head head, std::int64_t first, std::int64_t 
   for (std::int64_t row = to.prefix; row < count;) {
     const std::int64_t position = first + row - stage.prefix;
     // Steps are counted from multiples of step_count: a position has the same bits in every block.
-    const std::int64_t begin =
-        line ? FloorModulo(angles.offset + position, angles.step_count) : 0;
+    const std::int64_t begin = line ? FloorModulo(angles.offset + position, angles.step_count) : 0;
     const std::int64_t end = std::min(row + angles.step_count - begin, count);
     FillTable<T>(angles, head_row, head_row + 1, position - begin, line ? 1 : end - row, table);
     for (std::int64_t i = begin; row < end; ++row, ++i) {

@@ -24,8 +24,7 @@ SequencePlan::SequencePlan(const Work& work, Pass pass) {
   pieces = DivideUp(work.Blocks(), piece_blocks);
   column_size = Columns::Rows(pass) * work.PlainRow();
   const auto bytes = static_cast<std::int64_t>(sizeof(float));
-  const std::int64_t fit =
-      kColumnBytes / std::max<std::int64_t>(pieces * column_size * bytes, 1);
+  const std::int64_t fit = kColumnBytes / std::max<std::int64_t>(pieces * column_size * bytes, 1);
   heads = std::clamp<std::int64_t>(fit, 1, problem.H);
   const std::int64_t most = std::clamp<std::int64_t>(fit / problem.H, 1, problem.B);
   batches = DivideUp(problem.B, DivideUp(problem.B, most));  // groups of equal size

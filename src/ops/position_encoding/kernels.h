@@ -32,8 +32,8 @@ struct Problem {
   bool stream;           // whether the output bypasses the caches
 };
 
-// How the features of a plain row are paired: neighbours (2j, 2j+1) or halves (j, j+r/2) of the first
-// r = `rotated`; the others have no pair.
+// How the features of a plain row are paired: neighbours (2j, 2j+1) or halves (j, j+r/2) of the
+// first r = `rotated`; the others have no pair.
 struct Pairs {
   bool interleaved = false;
   std::int64_t rotated = 0, features = 0;
@@ -93,8 +93,8 @@ struct Kernels {
   void (*scatter)(const Pairs& pairs, const void* from, void* row);
 
   // The gradient of theta: adds factor·(y·dy' − y'·dy), for kCosine factor·y·(cos·do' − sin·do), of
-  // the tokens of one batch and head to `sums`, of table.width numbers. `factors` is (tokens, width),
-  // `scratch` has a plain row of floats for each token.
+  // the tokens of one batch and head to `sums`, of table.width numbers. `factors` is (tokens,
+  // width), `scratch` has a plain row of floats for each token.
   void (*add_theta)(const Problem& problem, const Region& region, const AngleTable& table,
                     const float* factors, const Columns& columns, float* scratch, double* sums);
 
@@ -145,9 +145,7 @@ struct Call {
   bool theta = false;  // whether it is for RunTheta
 
   // Whether rows are gathered so that their pairs are halves: where there is no kernel for others.
-  bool Gathers() const {
-    return !pairs.AreHalves() && (theta || act != Activation::Kind::kNone);
-  }
+  bool Gathers() const { return !pairs.AreHalves() && (theta || act != Activation::Kind::kNone); }
 };
 void Run(Call call);
 // The gradient of theta, from a call with x and d_out whose `theta` is set.

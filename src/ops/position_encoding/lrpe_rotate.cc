@@ -26,8 +26,7 @@ Call CheckCall(Pass pass, bool of_theta, const ConstTensorView& x, const ConstTe
   CheckView(kOp, "x", x);
   const RotaryAxes axes(layout, x.rank());
   const std::int64_t features = x.shape(x.rank() - 1);
-  const std::int64_t rotated =
-      position_encoding::CheckRotated(kOp, "x", features, options.rotary);
+  const std::int64_t rotated = position_encoding::CheckRotated(kOp, "x", features, options.rotary);
   if (x.rank() == 3 && theta.rank() == 2 && theta.shape(0) != 1) {
     Fail(kOp, "theta has ", theta.shape(0), " heads; x has 3 axes (expected 1)");
   }

@@ -1,5 +1,5 @@
-// Rotations of other pairs than the halves of a row, without an activation; and rows whose pairs are
-// gathered into halves, for the kernels with one.
+// Rotations of other pairs than the halves of a row, without an activation; and rows whose pairs
+// are gathered into halves, for the kernels with one.
 
 #if defined(ATTNOPS_SRC_OPS_POSITION_ENCODING_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_OPS_POSITION_ENCODING_PAIRS_INL_H_

@@ -74,10 +74,9 @@ Call CheckCall(Pass pass, bool of_theta, const Tensors& in, const Source& source
     CheckCosSin(*source.cos_sin, in, rotated);
   }
   Call call;
-  position_encoding::CheckRotary(kOp, in.q.shape(0), in.q.shape(axes.sequence), rotated,
-                                 options.offset, options.rotary,
-                                 source.cos_sin != nullptr ? source.cos_sin->shape(0) : -1,
-                                 call.angles);
+  position_encoding::CheckRotary(
+      kOp, in.q.shape(0), in.q.shape(axes.sequence), rotated, options.offset, options.rotary,
+      source.cos_sin != nullptr ? source.cos_sin->shape(0) : -1, call.angles);
   call.encoding = Encoding::kRotate;
   call.pass = pass;
   call.theta = of_theta;
@@ -146,10 +145,11 @@ void RopeThetaGradient(const ConstTensorView& q, const ConstTensorView& k,
                        const ConstTensorView& dk_out, const TensorView& d_theta,
                        const RopeOptions& options) {
   std::int64_t offset = 0;
-  Call call = CheckCall(Pass::kBackward, true, {q, k, "q", "k"}, {&theta, nullptr}, options, offset);
+  Call call =
+      CheckCall(Pass::kBackward, true, {q, k, "q", "k"}, {&theta, nullptr}, options, offset);
   CheckThetaGradient(kOp, d_theta, theta);
   const auto check = [&](const char* name, const ConstTensorView& gradient, const char* of_name,
-                        const ConstTensorView& of) {
+                         const ConstTensorView& of) {
     CheckSameShape(kOp, name, gradient, of_name, of);
     CheckSameType(kOp, name, gradient, of_name, of);
     CheckView(kOp, name, gradient);

@@ -67,8 +67,7 @@ void CheckRotary(const char* op, std::int64_t batches, std::int64_t tokens, std:
   angles.scale = options.scale;
   const int streams = std::max(1, options.sections.rank());
   if (options.positions) {
-    angles.ids =
-        CheckPositions(op, *options.positions, batches, tokens, options.sections.rank());
+    angles.ids = CheckPositions(op, *options.positions, batches, tokens, options.sections.rank());
   } else if (options.offsets) {
     angles.ids = CheckOffsets(op, *options.offsets, batches);
   }

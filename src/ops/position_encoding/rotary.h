@@ -24,8 +24,7 @@ struct RotaryAxes {
   }
   template <typename View, typename Pointer = decltype(std::declval<View>().data())>
   StridedTensor<Pointer> RowsOf(const View& view) const {
-    return {view.data(), view.stride(0), heads < 0 ? 0 : view.stride(heads),
-            view.stride(sequence)};
+    return {view.data(), view.stride(0), heads < 0 ? 0 : view.stride(heads), view.stride(sequence)};
   }
 };
 

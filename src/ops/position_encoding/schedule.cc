@@ -36,8 +36,9 @@ bool IsAligned(const Problem& problem, const Pairs& pairs, const Kernels& kernel
   const Output& out = problem.out;
   const std::int64_t whole = pairs.interleaved ? pairs.features : problem.part;
   return reinterpret_cast<std::intptr_t>(out.data) % kernels.vector_bytes == 0 &&
-         whole % kernels.chunk == 0 && problem.tail % kernels.chunk == 0 && (problem.B == 1 || aligned(out.batch)) &&
-         (problem.N == 1 || aligned(out.token)) && (problem.H == 1 || aligned(out.head));
+         whole % kernels.chunk == 0 && problem.tail % kernels.chunk == 0 &&
+         (problem.B == 1 || aligned(out.batch)) && (problem.N == 1 || aligned(out.token)) &&
+         (problem.H == 1 || aligned(out.head));
 }
 
 // Everything but softmax over the sequence: each block of tokens and group of heads is a task,
@@ -125,11 +126,10 @@ Work::Work(const Call& call, TargetIndex target)
   angles = AnglesOf(call.angles, problem.part, kernels.chunk);
   lead = angles.OnLine() && !angles.HasIds() ? FloorModulo(angles.offset, angles.step_count) : 0;
   const std::int64_t table_bytes = problem.tokens_inner ? kHeadTableBytes : kTableBytes;
-  head_group =
-      angles.rows == 1
-          ? problem.H
-          : std::clamp<std::int64_t>(table_bytes / (angles.step_count * angles.RowSize() * kFloat),
-                                     1, problem.H);
+  head_group = angles.rows == 1 ? problem.H
+                                : std::clamp<std::int64_t>(
+                                      table_bytes / (angles.step_count * angles.RowSize() * kFloat),
+                                      1, problem.H);
 }
 
 Region Work::RegionOf(std::int64_t block, std::int64_t group, std::int64_t head_begin,
@@ -138,11 +138,16 @@ Region Work::RegionOf(std::int64_t block, std::int64_t group, std::int64_t head_
   const bool in_prefix = block < PrefixBlocks();
   const std::int64_t start = in_prefix ? 0 : problem.prefix;
   const std::int64_t end = in_prefix ? problem.prefix : problem.N;
-  const std::int64_t token = in_prefix ? block * angles.step_count
-                                       : start + (block - PrefixBlocks()) * angles.step_count - lead;
+  const std::int64_t token = in_prefix
+                                 ? block * angles.step_count
+                                 : start + (block - PrefixBlocks()) * angles.step_count - lead;
   const std::int64_t head = head_begin + group * head_group;
-  return {batch_begin, batch_end, std::max(start, token), std::min(end, token + angles.step_count),
-          head,        std::min(head_end, head + head_group)};
+  return {batch_begin,
+          batch_end,
+          std::max(start, token),
+          std::min(end, token + angles.step_count),
+          head,
+          std::min(head_end, head + head_group)};
 }
 
 bool Work::IsStepped(const Region& region, const BlockPositions* positions) const {
@@ -162,7 +167,8 @@ AngleTable Work::FillTable(const Region& region, const BlockPositions* positions
   const std::int64_t first = region.token_begin - problem.prefix;
   if (stepped && IsStepped(region, positions)) {
     // The base alone; a token adds its step.
-    const std::int64_t position = positions != nullptr ? positions->At(0, 0) : angles.offset + first;
+    const std::int64_t position =
+        positions != nullptr ? positions->At(0, 0) : angles.offset + first;
     const std::int64_t step = FloorModulo(position, angles.step_count);
     BlockPositions base;
     base.streams = 1;
@@ -184,11 +190,11 @@ void Work::Apply(const Region& region, int worker, const Columns& columns) const
   float* table = memory.At(worker);
   float* scratch = table + TableSize();
   ForEachTable(region, table, true, [&](const RegionAngles& of) {
-    const auto apply = InPrefix(region)                       ? kernels.apply_prefix
-                       : of.table.steps != nullptr            ? kernels.apply_stepped
-                       : gathers || pairs.AreHalves()         ? kernels.apply
-                       : pairs.interleaved                    ? kernels.apply_neighbours
-                                                              : kernels.apply_tail;
+    const auto apply = InPrefix(region)               ? kernels.apply_prefix
+                       : of.table.steps != nullptr    ? kernels.apply_stepped
+                       : gathers || pairs.AreHalves() ? kernels.apply
+                       : pairs.interleaved            ? kernels.apply_neighbours
+                                                      : kernels.apply_tail;
     WithHalves(of, worker, Results::kWritten,
                [&](const Problem& halves, const Region& at, const AngleTable& angles_at) {
                  apply(halves, at, angles_at, scratch, columns);

@@ -1,9 +1,10 @@
 // The schedule of the gradient of theta.
+#include "src/positions/theta.h"
+
 #include <algorithm>
 
 #include "src/core/tasks.h"
 #include "src/ops/position_encoding/work.h"
-#include "src/positions/theta.h"
 
 namespace attnops::position_encoding {
 namespace {
@@ -41,9 +42,9 @@ void AddGroup(const ThetaWork& theta, const Region& group, const Columns& column
       const std::int64_t batch = unit % batches;
       const std::int64_t last = std::min(batches, batch + end - unit);
       unit += last - batch;
-      const Region region = work.RegionOf(work.PrefixBlocks() + block, task % groups,
-                                          group.head_begin, group.head_end,
-                                          group.batch_begin + batch, group.batch_begin + last);
+      const Region region =
+          work.RegionOf(work.PrefixBlocks() + block, task % groups, group.head_begin,
+                        group.head_end, group.batch_begin + batch, group.batch_begin + last);
       work.ForEachTable(region, work.memory.At(worker), false, [&](const Work::RegionAngles& of) {
         work.angle_kernels.fill_factors(work.angles, of.positions,
                                         region.token_begin - work.problem.prefix,
@@ -96,8 +97,8 @@ void RunTheta(Call call, const TensorView& d_theta) {
   } else {
     AddGroup(theta, {0, problem.B, 0, problem.N, 0, problem.H}, {});
   }
-  StoreThetaGradient({&theta.sums}, work.angles, problem.encoded,
-                     work.angle_kernels.storage_offset, d_theta);
+  StoreThetaGradient({&theta.sums}, work.angles, problem.encoded, work.angle_kernels.storage_offset,
+                     d_theta);
 }
 
 }  // namespace attnops::position_encoding

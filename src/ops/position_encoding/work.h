@@ -57,9 +57,7 @@ struct Work {
   }
   std::int64_t SoftmaxSize() const { return rowops::kSoftmaxRows * 2 * PlainRow(); }
   // Gathered rows of x, d_out and the result, for a block of a head.
-  std::int64_t GatheredSize() const {
-    return gathers ? 3 * angles.step_count * pairs.features : 0;
-  }
+  std::int64_t GatheredSize() const { return gathers ? 3 * angles.step_count * pairs.features : 0; }
   std::int64_t WorkerScratch() const { return TableSize() + SoftmaxSize() + GatheredSize(); }
 
   // Into how many shares `batches` are divided where `undivided` tasks are too few. A share of
@@ -103,8 +101,9 @@ struct Work {
     }
   }
 
-  // Calls f(problem, region, table) with a problem whose pairs are halves. If rows must be gathered,
-  // that is for each batch and head, and the results are scattered afterwards if there are any.
+  // Calls f(problem, region, table) with a problem whose pairs are halves. If rows must be
+  // gathered, that is for each batch and head, and the results are scattered afterwards if there
+  // are any.
   enum class Results { kNone, kWritten };
   template <class F>
   void WithHalves(const RegionAngles& of, int worker, Results results, const F& f) const {
