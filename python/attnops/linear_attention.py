@@ -97,6 +97,9 @@ def linear_attention(
 
 def _check(q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, heads_first) -> list[int]:
     """The checks of the kernels; the shape of the state."""
+    _checks.same_device(
+        _OP, q=q, k=k, v=v, log_decay=log_decay, log_decay_v=log_decay_v, initial_state=initial_state
+    )
     axes = "(B,H,N,D)" if heads_first else "(B,N,H,D)"
     for name, x in (("q", q), ("k", k), ("v", v)):
         _checks.tensor(_OP, name, x)
@@ -173,6 +176,7 @@ def _(
     wants_decay,
 ) -> tuple[Tensor, ...]:
     _check(q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, heads_first)
+    _checks.same_device(_OP, q=q, d_out=d_out, d_state=d_state)
     _checks.same_shape_and_type(_OP, "d_out", d_out, "v", v)
 
     def like(x: Tensor | None, wanted: bool) -> Tensor:

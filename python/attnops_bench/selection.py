@@ -13,6 +13,7 @@ from attnops_bench.tables import PRECISIONS, Table, all_tables, operators
 QUICK = (
     "flao-*@none",
     "flao_fal-*-dim128-[bf]*",
+    "linear_attention-*-scalar-*",
     "lrpe_rotate-*-act_none-*",
     "md_lrpe_cosine-*-1d-l0",
     "tpa_decode-*-batch8-*",

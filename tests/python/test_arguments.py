@@ -32,6 +32,11 @@ FUNCTIONS = {
     attnops.lrpe_table: {"theta": torch.randn(3, 4), "shape": (4, 5), "d": 8},
     attnops.flao: FLAO,
     attnops.flao_fal: FLAO | {"theta": torch.randn(3, 6)},
+    attnops.linear_attention: {
+        "q": torch.randn(2, 5, 1, 6),
+        "k": torch.randn(2, 5, 1, 6),
+        "v": torch.randn(2, 5, 3, 7),
+    },
     attnops.tpa_decode: {
         "aq": torch.randn(2, 1, 3, 4),
         "ak": torch.randn(2, 5, 3),

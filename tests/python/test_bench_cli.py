@@ -76,6 +76,8 @@ def fake_workers(monkeypatch):
 def test_list_has_every_published_table(capsys):
     assert cli.main(["--list"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    # linear_attention has no published tables.
+    lines = [words for words in lines if not words[0].startswith("linear_attention-")]
     assert {words[0] for words in lines} == set(published.tables())
     for words in lines:
         there = published.tables()[words[0]].operator in operators()
@@ -101,7 +103,7 @@ def test_list_of_one_operator(capsys):
 
 
 def test_the_tables_of_an_operator_are_the_published_ones():
-    for name in operators():
+    for name in {t.operator for t in published.tables().values()} & set(operators()):
         mine = {t.id: (t.title, t.size_name, t.sizes) for t in all_tables() if t.operator == name}
         theirs = {
             t.id: (t.title, t.size_name, tuple(t.rows))

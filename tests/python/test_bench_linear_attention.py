@@ -8,7 +8,7 @@ from attnops_bench.operators.linear_attention import DECAYS, OPERATOR
 from attnops_bench.tables import Case
 
 
-def make_case(direction: str, decay: str, dtype: str = "bf16", n: int = 192, step=False) -> Case:
+def make_case(direction: str, decay: str, dtype: str = "bf16", n: int = 128, step=False) -> Case:
     options = {"batch": 1, "decay": decay, "step": step}
     return Case("linear_attention", direction, n, dtype, options, threads=1)
 
@@ -26,8 +26,8 @@ def test_titles():
     for decay in DECAYS:
         for kind in ("speed", "memory"):
             for direction in ("fwd", "bwd"):
-                name = f"linear_attention-{kind}-{direction}-{decay}-batch12-head12-dim128-dim128-bf16"
-                assert name in [t.title for t in tables]
+                start = f"linear_attention-{kind}-{direction}-{decay}-batch12-head12-dim128-dim128"
+                assert f"{start}-bf16" in [t.title for t in tables]
 
 
 def test_flops():
@@ -40,7 +40,9 @@ def test_flops():
 @pytest.mark.parametrize("decay", DECAYS)
 def test_eager_columns_pass_the_check(decay, direction, dtype):
     for column in OPERATOR.columns:
-        if not column.compiled:
+        # The loop takes long, and its backward longer.
+        looped = column.name == "loop" and (direction, decay) != ("fwd", "scalar")
+        if not column.compiled and not looped:
             assert problem_of(make_case(direction, decay, dtype), column.name) is None, column.name
 
 
