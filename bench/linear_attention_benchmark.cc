@@ -1,5 +1,5 @@
-// linear_attention on the shapes of the bench's tables, with its share of the FMA peak, and steps of
-// one token with their share of the copy bandwidth.
+// linear_attention on the shapes of the bench's tables, with its share of the FMA peak, and steps
+// of one token with their share of the copy bandwidth.
 #include <attnops/attnops.h>
 #include <benchmark/benchmark.h>
 
@@ -11,8 +11,8 @@
 
 namespace {
 
-using attnops::DType;
 using attnops::Dims;
+using attnops::DType;
 using attnops::bench::kPeakSeconds;
 using attnops::bench::RandomTensor;
 using attnops::bench::SetRate;
@@ -51,9 +51,8 @@ void Run(benchmark::State& state, bool backward, int decay) {
       attnops::LinearAttention(q.view(), k.view(), v.view(), out.view(), options);
     }
   }
-  const std::int64_t of_token = backward
-                                    ? 32 * 5 * kFeatures + 5 * kFeatures * kFeatures
-                                    : 32 * 2 * kFeatures + 2 * kFeatures * kFeatures;
+  const std::int64_t of_token = backward ? 32 * 5 * kFeatures + 5 * kFeatures * kFeatures
+                                         : 32 * 2 * kFeatures + 2 * kFeatures * kFeatures;
   SetRate(state, 2.0 * static_cast<double>(batch * heads * tokens * of_token), peak);
 }
 

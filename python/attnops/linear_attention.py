@@ -98,7 +98,13 @@ def linear_attention(
 def _check(q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, heads_first) -> list[int]:
     """The checks of the kernels; the shape of the state."""
     _checks.same_device(
-        _OP, q=q, k=k, v=v, log_decay=log_decay, log_decay_v=log_decay_v, initial_state=initial_state
+        _OP,
+        q=q,
+        k=k,
+        v=v,
+        log_decay=log_decay,
+        log_decay_v=log_decay_v,
+        initial_state=initial_state,
     )
     axes = "(B,H,N,D)" if heads_first else "(B,N,H,D)"
     for name, x in (("q", q), ("k", k), ("v", v)):

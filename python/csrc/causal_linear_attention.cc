@@ -85,8 +85,8 @@ std::tuple<Tensor, Tensor> CausalForward(const Tensor& q, const Tensor& k, const
                                          bool heads_first) {
   CausalInputs x(q, k, v, log_decay, log_decay_v, scale, initial_state, cu_seqlens, heads_first);
   const Tensor out = NewTensor(kOp, "out", x.v);
-  const Tensor state = NewTensor(kOp, "state", x.q, output_state ? x.StateShape() : Dims{0},
-                                 ResultType::kFloat32);
+  const Tensor state =
+      NewTensor(kOp, "state", x.q, output_state ? x.StateShape() : Dims{0}, ResultType::kFloat32);
   if (output_state && state.dim() == 4) x.options.state = ViewOf(state);
   attnops::LinearAttention(x.View(x.q), x.View(x.k), x.View(x.v), x.View(out), x.options);
   return {out, state};

@@ -40,8 +40,13 @@ TEST(LinearAttentionAccuracy, AwkwardSizes) {
 TEST(LinearAttentionAccuracy, CommonSizes) {
   for (const DecayKind decay : kAllDecays) {
     for (const DType dtype : kAllTypes) {
-      LinearAttentionCase c(
-          {.dtype = dtype, .n = 200, .key_heads = 1, .heads = 1, .d = 128, .e = 128, .decay = decay});
+      LinearAttentionCase c({.dtype = dtype,
+                             .n = 200,
+                             .key_heads = 1,
+                             .heads = 1,
+                             .d = 128,
+                             .e = 128,
+                             .decay = decay});
       c.CheckBoth();
     }
   }

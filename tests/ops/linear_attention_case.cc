@@ -159,9 +159,8 @@ reference::LinearAttention LinearAttentionCase::Reference() const {
   return reference;
 }
 reference::LinearAttention::Inputs LinearAttentionCase::ReferenceInputs() const {
-  return {q.Values(),           k.Values(),
-          v.Values(),           log_decay.Values(),
-          log_decay_v.Values(), initial_state.Values()};
+  return {q.Values(),         k.Values(),           v.Values(),
+          log_decay.Values(), log_decay_v.Values(), initial_state.Values()};
 }
 
 // Sums over tokens and features one through the other, and the products of decays.
@@ -200,8 +199,9 @@ void LinearAttentionCase::CompareForward() {
 std::vector<double> LinearAttentionCase::DecayScale(
     const reference::LinearAttention::Backward& scale,
     const reference::LinearAttention::Inputs& inputs, bool of_values) const {
-  const std::int64_t rows = spec_.batch * spec_.n, group = std::max<std::int64_t>(spec_.heads, 1) /
-                                                        std::max<std::int64_t>(spec_.key_heads, 1);
+  const std::int64_t rows = spec_.batch * spec_.n,
+                     group = std::max<std::int64_t>(spec_.heads, 1) /
+                             std::max<std::int64_t>(spec_.key_heads, 1);
   const std::int64_t features = of_values ? spec_.e : spec_.d;
   double most = 0, all = 0;
   for (std::int64_t i = 0; i < rows * spec_.heads; ++i) {
@@ -213,8 +213,8 @@ std::vector<double> LinearAttentionCase::DecayScale(
         // dO ⊙ O is at most what V ⊙ dV and the decay's own gradient add up to over the tokens.
         term = inputs.v[at] * scale.dv[at] + scale.d_log_decay_v[at];
       } else {
-        const std::int64_t at = (i / spec_.heads * spec_.key_heads + i % spec_.heads / group) *
-                                    features + j;
+        const std::int64_t at =
+            (i / spec_.heads * spec_.key_heads + i % spec_.heads / group) * features + j;
         term = inputs.q[at] * scale.dq[at] + inputs.k[at] * scale.dk[at];
       }
       sum += term;
@@ -256,8 +256,8 @@ void LinearAttentionCase::CheckBackward() {
                 of_both);
   }
   if (spec_.on_values) {
-    CheckResult("d_log_decay_v", d_log_decay_v, want.d_log_decay_v,
-                DecayScale(scale, inputs, true), of_both);
+    CheckResult("d_log_decay_v", d_log_decay_v, want.d_log_decay_v, DecayScale(scale, inputs, true),
+                of_both);
   }
   if (spec_.states) {
     CheckResult("d_initial_state", d_initial_state, want.d_initial_state, scale.d_initial_state,

@@ -25,9 +25,9 @@ struct LinearAttentionSpec {
   bool states = true;  // initial_state, state and their gradients
   std::vector<std::int64_t> cu_seqlens = {};
   std::optional<double> scale = {};
-  bool heads_first = false;   // (B,H,N,D) in memory, with gaps
-  bool float_decay = true;    // else of the tensors' type
-  double decay_size = -0.1;   // log_decay is normal with this deviation, of this sign
+  bool heads_first = false;  // (B,H,N,D) in memory, with gaps
+  bool float_decay = true;   // else of the tensors' type
+  double decay_size = -0.1;  // log_decay is normal with this deviation, of this sign
 
   std::string Describe() const;
 };

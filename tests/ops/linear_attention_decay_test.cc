@@ -52,13 +52,8 @@ TEST(LinearAttentionDecay, Mixed) {
 TEST(LinearAttentionDecay, GrowthBeyondFloat32) {
   for (const DecayKind decay : {DecayKind::kConstant, DecayKind::kToken, DecayKind::kFeature}) {
     for (const std::int64_t n : {60, 1100}) {
-      LinearAttentionCase c({.n = n,
-                             .key_heads = 1,
-                             .heads = 1,
-                             .d = 3,
-                             .e = 4,
-                             .decay = decay,
-                             .states = false});
+      LinearAttentionCase c(
+          {.n = n, .key_heads = 1, .heads = 1, .d = 3, .e = 4, .decay = decay, .states = false});
       const double log = 120.0 / static_cast<double>(n);
       c.log_decay.Fill(Values(c.log_decay.size(), log));
       Values k = c.k.Values(), d_out = c.d_out.Values();

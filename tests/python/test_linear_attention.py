@@ -1,5 +1,7 @@
 """linear_attention in Python: results, gradients, states, layouts, torch's tools and errors."""
 
+import itertools
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -122,9 +124,7 @@ def test_gradcheck_by_differences():
 @pytest.mark.parametrize("decay", DECAYS)
 def test_layouts_give_the_same_bits(decay):
     args, options = make(decay=decay, on_values=True)
-    swapped = [
-        x.transpose(1, 2).contiguous() if x is not None and x.ndim > 2 else x for x in args
-    ]
+    swapped = [x.transpose(1, 2).contiguous() if x is not None and x.ndim > 2 else x for x in args]
     options["log_decay_v"] = options["log_decay_v"].detach()
     out = attnops.linear_attention(*args, **options)
     options["log_decay_v"] = options["log_decay_v"].transpose(1, 2).contiguous()
@@ -146,7 +146,7 @@ def test_packed_sequences_are_sequences_alone():
             output_state=True,
             cu_seqlens=torch.tensor(bounds, dtype=kind),
         )
-    for i, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (begin, end) in enumerate(itertools.pairwise(bounds)):
         alone, alone_last = attnops.linear_attention(
             *(x[:, begin:end] for x in args), initial_state=state[i : i + 1], output_state=True
         )
@@ -275,8 +275,12 @@ ERRORS = [
     ("k", lambda a, o: a.__setitem__(1, a[1][:, :3])),
     ("v", lambda a, o: a.__setitem__(2, a[2][:, :3])),
     ("v", lambda a, o: a.__setitem__(2, a[2].half())),
-    ("v", lambda a, o: a.__setitem__(0, a[0].repeat(1, 1, 3, 1))
-     or a.__setitem__(1, a[1].repeat(1, 1, 3, 1))),
+    (
+        "v",
+        lambda a, o: (
+            a.__setitem__(0, a[0].repeat(1, 1, 3, 1)) or a.__setitem__(1, a[1].repeat(1, 1, 3, 1))
+        ),
+    ),
     ("log_decay", lambda a, o: a.__setitem__(3, a[3][:, :3])),
     ("log_decay", lambda a, o: a.__setitem__(3, a[3][0])),
     ("log_decay", lambda a, o: a.__setitem__(3, a[3].half())),

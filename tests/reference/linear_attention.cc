@@ -53,8 +53,8 @@ struct One {
   }
   void Advance(std::int64_t t, Values& state) const {
     ForEachElement([&](std::int64_t i, std::int64_t j, std::int64_t at) {
-      state[at] = Lambda(t, i) * state[at] * Mu(t, j) +
-                  inputs.k[Key(t) + i] * inputs.v[Value(t) + j];
+      state[at] =
+          Lambda(t, i) * state[at] * Mu(t, j) + inputs.k[Key(t) + i] * inputs.v[Value(t) + j];
     });
   }
 };
@@ -94,8 +94,8 @@ LinearAttention::Forward LinearAttention::Run(const Inputs& inputs) const {
 
 LinearAttention::Backward LinearAttention::RunBackward(const Inputs& inputs, const Values& d_out,
                                                        const Values& d_state) const {
-  Backward result{Values(inputs.q.size()),         Values(inputs.k.size()),
-                  Values(inputs.v.size()),         Values(inputs.log_decay.size()),
+  Backward result{Values(inputs.q.size()),           Values(inputs.k.size()),
+                  Values(inputs.v.size()),           Values(inputs.log_decay.size()),
                   Values(inputs.log_decay_v.size()), Values(Sequences() * heads * d * e)};
   ForEachHead(*this, inputs, [&](const One& one) {
     std::vector<Values> states = {one.StartState()};

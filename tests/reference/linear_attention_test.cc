@@ -21,12 +21,10 @@ TEST(ReferenceLinearAttention, BackwardMatchesFiniteDifferences) {
     // Two sequences of one and three tokens, two heads that share q and k.
     LinearAttention reference{1, 4, 1, 2, 3, 2, {0, 1, 4}, 0.6, decay};
     const std::int64_t sizes[] = {0, 2, 8, 24};
-    const Inputs inputs{RandomNormal(12, 1),
-                        RandomNormal(12, 2),
-                        RandomNormal(16, 3),
-                        RandomNormal(sizes[static_cast<int>(decay)], 4, 0.3),
-                        RandomNormal(16, 5, 0.3),
-                        RandomNormal(24, 6)};
+    const Inputs inputs{
+        RandomNormal(12, 1),      RandomNormal(12, 2),
+        RandomNormal(16, 3),      RandomNormal(sizes[static_cast<int>(decay)], 4, 0.3),
+        RandomNormal(16, 5, 0.3), RandomNormal(24, 6)};
     const Values d_out = RandomNormal(16, 7), d_state = RandomNormal(24, 8);
     const auto result = reference.RunBackward(inputs, d_out, d_state);
     Values both = d_out;

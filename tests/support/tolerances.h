@@ -77,9 +77,7 @@ inline double OperandError(Precision precision, int n) {
 // A product of decays of linear_attention, relative: a factor exp of each level of the tree of a
 // block's tokens and of each side, and the rounding of its argument, a sum of logarithms of this
 // size. Where the sum is below −88, the product is 0.
-inline double DecayError(double log) {
-  return 16 * kExp + 4 * kUnitFloat32 * std::min(log, 88.0);
-}
+inline double DecayError(double log) { return 16 * kExp + 4 * kUnitFloat32 * std::min(log, 88.0); }
 
 // One rounding of a value to the stored type; float32's is part of the arithmetic above. Below
 // float16's smallest normal number the spacing is 2^-24.

@@ -96,7 +96,9 @@ def loop(q, k, v, log_decay=None) -> torch.Tensor:
     state = torch.zeros(batch, heads, dim, v.shape[3], dtype=torch.float32)
     out = []
     for t in range(n):
-        decay = None if log_decay is None else (log_decay if log_decay.ndim == 1 else log_decay[:, t])
+        decay = (
+            None if log_decay is None else (log_decay if log_decay.ndim == 1 else log_decay[:, t])
+        )
         o, state = step_of(q[:, t], k[:, t], v[:, t], decay, state)
         out.append(o)
     return torch.stack(out, 1)
@@ -207,7 +209,9 @@ def checker(case: Case, given: Inputs) -> Checker:
                 if name == "d_log_decay":
                     terms = np.broadcast_to(terms.max(), terms.shape)
                 allowed = (4 * arithmetic + (4 * roundoff if in_type else 0)) * terms
-                allowed = allowed + 2 * roundoff * np.abs(right) + 4 * reference.SUBNORMAL[case.dtype]
+                allowed = (
+                    allowed + 2 * roundoff * np.abs(right) + 4 * reference.SUBNORMAL[case.dtype]
+                )
                 if problem := one.violation(actual, right, allowed):
                     return f"{problem} ({name}, batch {b}, head {h})"
         return None

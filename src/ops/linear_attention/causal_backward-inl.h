@@ -42,17 +42,17 @@ void LoadGradient(const Problem& problem, Head head, Range block, const Panels& 
 template <typename T>
 void StoreRows(const Panels& from, const Output& to, bool is_float, Head head, std::int64_t index,
                Range block, std::int64_t columns) {
-  ForEachChunk(columns, [&](std::int64_t column, std::size_t n,
-                            std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-    for (std::int64_t i = 0; i < block.size(); ++i) {
-      const Chunk x = LoadChunk(At(from, i, chunk));
-      if (is_float) {
-        StoreFloatsFrom<T>(x, RowsOf<float>(to, head, index, block)[i] + column, n);
-      } else {
-        StoreChunkN(x, RowsOf<T>(to, head, index, block)[i] + column, n);
-      }
-    }
-  });
+  ForEachChunk(columns,
+               [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+                 for (std::int64_t i = 0; i < block.size(); ++i) {
+                   const Chunk x = LoadChunk(At(from, i, chunk));
+                   if (is_float) {
+                     StoreFloatsFrom<T>(x, RowsOf<float>(to, head, index, block)[i] + column, n);
+                   } else {
+                     StoreChunkN(x, RowsOf<T>(to, head, index, block)[i] + column, n);
+                   }
+                 }
+               });
 }
 
 // Adds rows of dq or dk to the sums of a group, which the last of its heads takes back.
@@ -108,8 +108,7 @@ void FeatureKeyGradients(const Problem& problem, Head head, Range block, const W
     WeightLevel(work.q, work.k, work.key, tokens, D, half, work.weighted);
     ScoreLevel(work.weighted, tokens, chunks, half, work.scores);
     MixLevel(work.d_scores, work.weighted, work.key, tokens, chunks, half, work.dq, prefetcher);
-    MixLevelBack(work.d_scores, work.weighted, work.key, tokens, chunks, half, work.dk,
-                 prefetcher);
+    MixLevelBack(work.d_scores, work.weighted, work.key, tokens, chunks, half, work.dk, prefetcher);
   });
   ScoreDiagonal(work.q, work.k, tokens, D, work.scores);
   MixDiagonal(work.d_scores, work.k, tokens, D, work.dq);
@@ -123,18 +122,18 @@ void FeatureKeyGradients(const Problem& problem, Head head, Range block, const W
 
 // The same where a token's features share a decay.
 HWY_INLINE void TokenKeyGradients(const Problem& problem, std::int64_t tokens,
-                                  const Workspace& work, const Panels& g_start,
-                                  const Panels& v_end, Prefetcher& prefetcher) {
+                                  const Workspace& work, const Panels& g_start, const Panels& v_end,
+                                  Prefetcher& prefetcher) {
   const std::int64_t chunks = ChunksOf(problem.D), E = problem.E;
   const auto decayed = [&](const Panels& x, const float* factors) ATTNOPS_INLINE_LAMBDA {
     if (!problem.has_decay) return x;
     MultiplyRowsBy(x, factors, tokens, E, work.weighted);
     return work.weighted;
   };
-  MultiplySum(tokens, chunks, AddToMatrix{work.dq, false, prefetcher},
-              Term<Left::kStraight, Triangle::kLower>{work.d_scores, work.k, tokens},
-              Term<Left::kStraight>{decayed(g_start, work.from_start), work.state_columns,
-                                    Padded(E)});
+  MultiplySum(
+      tokens, chunks, AddToMatrix{work.dq, false, prefetcher},
+      Term<Left::kStraight, Triangle::kLower>{work.d_scores, work.k, tokens},
+      Term<Left::kStraight>{decayed(g_start, work.from_start), work.state_columns, Padded(E)});
   MultiplySum(tokens, chunks, AddToMatrix{work.dk, false, prefetcher},
               Term<Left::kTransposed, Triangle::kUpper>{work.d_scores, work.q, tokens},
               Term<Left::kStraight>{decayed(v_end, work.to_end), work.d_state_columns, Padded(E)});
@@ -163,10 +162,9 @@ void ValueGradients(const Problem& problem, Head head, Range block, const Worksp
 // v), from the last token to the first
 //   d log λ_t = d log λ_{t+1} + x_t ⊙ dx_t − y_t ⊙ dy_t
 // It begins with `next`, Σ S ⊙ dS behind the block. It is 0 where log λ is −Inf.
-template <typename T>
-void FeatureDecayGradient(const Panels& x, const Panels& dx, const Panels& y, const Panels& dy,
-                          const float* next, const Panels& logs, std::int64_t tokens,
-                          std::int64_t features, const Panels& to) {
+inline void FeatureDecayGradient(const Panels& x, const Panels& dx, const Panels& y,
+                                 const Panels& dy, const float* next, const Panels& logs,
+                                 std::int64_t tokens, std::int64_t features, const Panels& to) {
   const VF none = hn::Set(DF(), -std::numeric_limits<float>::infinity());
   for (std::int64_t chunk = 0; chunk < ChunksOf(features); ++chunk) {
     Chunk sum = LoadChunk(ChunkOf(next, chunk));
@@ -183,9 +181,8 @@ void FeatureDecayGradient(const Panels& x, const Panels& dx, const Panels& y, co
 }
 
 // Σ S ⊙ dS along the rows and along the columns.
-template <typename T>
-void SumStates(const Problem& problem, const Panels& state, const Panels& d_state, float* rows,
-               float* columns) {
+inline void SumStates(const Problem& problem, const Panels& state, const Panels& d_state,
+                      float* rows, float* columns) {
   const DF d;
   const std::int64_t D = Padded(problem.D), chunks = ChunksOf(problem.E);
   std::fill_n(columns, Padded(problem.E), 0.0f);
@@ -225,21 +222,21 @@ void DecayGradients(const Problem& problem, Head head, const BackwardBlock& bloc
                     const Workspace& work, Prefetcher& prefetcher) {
   const Range tokens = block.tokens;
   const std::int64_t count = tokens.size(), D = problem.D, E = problem.E;
-  SumStates<T>(problem, block.next_state, block.d_states.run, work.d_key, work.d_value);
+  SumStates(problem, block.next_state, block.d_states.run, work.d_key, work.d_value);
   if (problem.d_log_decay_v.data != nullptr) {
     DecayedOutput<T>(problem, head, tokens, work, block.state, prefetcher);
     LoadFeatureLogs<T>(problem.log_decay_v, problem.float_decay_v, head, tokens, E,
                        work.value.sums);
-    FeatureDecayGradient<T>(work.g, work.out, work.v, work.dv, work.d_value, work.value.sums, count,
-                            E, work.weighted);
+    FeatureDecayGradient(work.g, work.out, work.v, work.dv, work.d_value, work.value.sums, count, E,
+                         work.weighted);
     StoreRows<T>(work.weighted, problem.d_log_decay_v, problem.float_decay_v, head, head.head,
                  tokens, E);
   }
   if (problem.decay == Decay::kFeature) {
     if (problem.d_log_decay.data == nullptr) return;
     LoadFeatureLogs<T>(problem.log_decay, problem.float_decay, head, tokens, D, work.key.sums);
-    FeatureDecayGradient<T>(work.q, work.dq, work.k, work.dk, work.d_key, work.key.sums, count, D,
-                            work.weighted);
+    FeatureDecayGradient(work.q, work.dq, work.k, work.dk, work.d_key, work.key.sums, count, D,
+                         work.weighted);
     StoreRows<T>(work.weighted, problem.d_log_decay, problem.float_decay, head, head.head, tokens,
                  D);
     return;
@@ -325,8 +322,7 @@ void BackwardState(const Problem& problem, Head head, Range block, const Workspa
     LoadValueDecays<T>(problem, head, block, work, Nothing());
     MultiplyMatrix(work.g, work.value.from_start, tokens, problem.E, work.g);
   }
-  UpdateBy<T>(problem, QueriesFromStart(problem, work), work.g, tokens, work, d_states,
-              prefetcher);
+  UpdateBy<T>(problem, QueriesFromStart(problem, work), work.g, tokens, work, d_states, prefetcher);
   AddLogs(problem, work.log, total);
 }
 

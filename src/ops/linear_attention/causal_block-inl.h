@@ -49,8 +49,7 @@ HWY_INLINE void ForEachRow(std::int64_t rows, std::int64_t columns, const F& f) 
 HWY_INLINE void MultiplyMatrix(const Panels& x, const Panels& w, std::int64_t rows,
                                std::int64_t columns, const Panels& to) {
   ForEachRow(rows, columns, [&](std::int64_t row, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-    StoreChunk(Mul(LoadChunk(At(x, row, chunk)), LoadChunk(At(w, row, chunk))),
-               At(to, row, chunk));
+    StoreChunk(Mul(LoadChunk(At(x, row, chunk)), LoadChunk(At(w, row, chunk))), At(to, row, chunk));
   });
 }
 HWY_INLINE void MultiplyRowsBy(const Panels& x, const float* factors, std::int64_t rows,
@@ -152,7 +151,7 @@ template <int R, int C>
 HWY_INLINE void DotRows(const Panels& z, std::int64_t chunks, std::int64_t row, std::int64_t column,
                         const Panels& to) {
   const DF d;
-  Pack<R * C> sums = attnops::HWY_NAMESPACE::Fill<R * C>(0.0f);
+  Pack<R* C> sums = attnops::HWY_NAMESPACE::Fill<R * C>(0.0f);
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
     const float* x = At(z, row, chunk);
     const float* y = At(z, column, chunk);
@@ -220,8 +219,7 @@ HWY_INLINE void ScoreDiagonal(const Panels& x, const Panels& y, std::int64_t tok
     for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
       sum = MulAdd(LoadChunk(At(x, i, chunk)), LoadChunk(At(y, i, chunk)), sum);
     }
-    At(scores, i, i / size)[i % size] =
-        hn::GetLane(hn::SumOfLanes(d, hn::Add(sum.v[0], sum.v[1])));
+    At(scores, i, i / size)[i % size] = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum.v[0], sum.v[1])));
   }
 }
 

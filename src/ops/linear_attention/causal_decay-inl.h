@@ -134,8 +134,8 @@ HWY_INLINE void LoadFeatureLogs(const Input& tensor, bool is_float, Head head, R
 // and in to_end of those of a first half, the decays from and to the middle of their node.
 // Afterwards row 0 of side.sums is the sum of the block.
 template <class F>
-HWY_INLINE void MakeFeatureDecays(std::int64_t tokens, std::int64_t features,
-                                  const SideDecay& side, const F& f) {
+HWY_INLINE void MakeFeatureDecays(std::int64_t tokens, std::int64_t features, const SideDecay& side,
+                                  const F& f) {
   const std::int64_t chunks = ChunksOf(features);
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
     for (std::int64_t i = 0; i < kBlockTokens; ++i) {
@@ -175,8 +175,8 @@ HWY_INLINE void MakeUpdateWeights(const float* logs, std::int64_t n, float* keep
     const VF small = hn::IfThenElseZero(near, x);
     // x + x²/2! + … + x^9/9!
     VF sum = hn::Set(d, 1.0f / 362880);
-    for (const float inverse : {1.0f / 40320, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24,
-                                1.0f / 6, 0.5f, 1.0f}) {
+    for (const float inverse :
+         {1.0f / 40320, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f}) {
       sum = hn::MulAdd(sum, small, hn::Set(d, inverse));
     }
     hn::StoreU(hn::IfThenElse(near, hn::Mul(sum, small), Exp(x)), d, rest + i);
@@ -185,11 +185,12 @@ HWY_INLINE void MakeUpdateWeights(const float* logs, std::int64_t n, float* keep
 }
 
 // Tokens of a block before one whose decay from an earlier token on would be above kMostGrowth: at
-// least 1. growth(i, before) is the largest sum of logarithms that ends at token i.
-template <class Growth>
-HWY_INLINE std::int64_t TokensWithin(std::int64_t tokens, const Growth& growth) {
+// least 1. within(i), asked for one token after the other, is whether all sums of logarithms that
+// end at token i are small enough.
+template <class Within>
+HWY_INLINE std::int64_t TokensWithin(std::int64_t tokens, const Within& within) {
   for (std::int64_t i = 0; i < tokens; ++i) {
-    if (!growth(i)) return std::max<std::int64_t>(i, 1);
+    if (!within(i)) return std::max<std::int64_t>(i, 1);
   }
   return tokens;
 }

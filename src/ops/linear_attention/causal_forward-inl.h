@@ -20,9 +20,8 @@ template <typename T>
 std::int64_t BlockEnd(const Problem& problem, Head head, std::int64_t begin, std::int64_t tokens,
                       const Workspace& work) {
   Range block{begin, std::min(tokens, begin + kBlockTokens)};
-  const auto shorten = [&](std::int64_t count) ATTNOPS_INLINE_LAMBDA {
-    block.end = block.begin + count;
-  };
+  const auto shorten = [&](std::int64_t count)
+                           ATTNOPS_INLINE_LAMBDA { block.end = block.begin + count; };
   if (problem.decay == Decay::kFeature) {
     LoadFeatureLogs<T>(problem.log_decay, problem.float_decay, head, block, problem.D,
                        work.key.sums);
@@ -78,8 +77,8 @@ HWY_INLINE void LoadFeatureDecays(const Input& tensor, bool is_float, Head head,
   }
 }
 template <typename T, class F>
-HWY_INLINE void LoadKeyDecays(const Problem& problem, Head head, Range block,
-                              const Workspace& work, const F& f) {
+HWY_INLINE void LoadKeyDecays(const Problem& problem, Head head, Range block, const Workspace& work,
+                              const F& f) {
   LoadFeatureDecays<T>(problem.log_decay, problem.float_decay, head, block, problem.D, work.key,
                        work.log.key, f);
 }
@@ -150,7 +149,8 @@ void DecayedOutput(const Problem& problem, Head head, Range block, const Workspa
              prefetcher);
   });
   MixDiagonal(work.scores, work.v, tokens, E, work.out);
-  Multiply<Left::kStraight>(QueriesFromStart(problem, work), state, tokens, Padded(problem.D), ChunksOf(E),
+  Multiply<Left::kStraight>(QueriesFromStart(problem, work), state, tokens, Padded(problem.D),
+                            ChunksOf(E),
                             StoreWeighted{work.value.from_start, work.out, true, prefetcher});
 }
 
@@ -172,13 +172,13 @@ void Forward(const Problem& problem, Head head, Range block, const Workspace& wo
     DecayKeys(problem, work.q, work.key.from_start, work.from_start, tokens, work.q_start);
     if (problem.OnValues()) {
       DecayedOutput<T>(problem, head, block, work, states.run, prefetcher);
-      ForEachChunk(E, [&](std::int64_t column, std::size_t n,
-                          std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-        for (std::int64_t i = 0; i < tokens; ++i) {
-          StoreChunkN(Mul(LoadChunk(At(work.out, i, chunk)), Fill<2>(problem.scale)),
-                      out[i] + column, n);
-        }
-      });
+      ForEachChunk(
+          E, [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+            for (std::int64_t i = 0; i < tokens; ++i) {
+              StoreChunkN(Mul(LoadChunk(At(work.out, i, chunk)), Fill<2>(problem.scale)),
+                          out[i] + column, n);
+            }
+          });
     } else {
       MultiplySum(tokens, ChunksOf(E), StoreScaled<T>{out, E, problem.scale, prefetcher},
                   Term<Left::kStraight>{QueriesFromStart(problem, work), states.run, Padded(D)},

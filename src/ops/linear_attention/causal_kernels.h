@@ -24,7 +24,7 @@ struct Problem {
   Input q, k, v, d_out;
   Output out, dq, dk, dv;
   Decay decay = Decay::kConstant;
-  bool has_decay = false;            // else constants are nullptr
+  bool has_decay = false;            // whether there is a log_decay
   const float* constants = nullptr;  // log_decay of each head, if constant
   // log_decay and its gradient, of the tensors' type or float32. The gradient of a constant has a
   // row for each head.
@@ -57,10 +57,10 @@ struct SideDecay {
 struct Workspace {
   Panels q, k, q_start, k_end, dq, dk;   // (block, D)
   Panels v, g, v_end, g_start, dv, out;  // (block, E)
-  Panels weighted;             // (block, D or E)
-  Panels k_columns, v_columns;  // (D, block) and (E, block)
-  Panels scores, d_scores;     // (block, block)
-  Panels mask;                 // (block, block): decays from a token to another; 0 above
+  Panels weighted;                       // (block, D or E)
+  Panels k_columns, v_columns;           // (D, block) and (E, block)
+  Panels scores, d_scores;               // (block, block)
+  Panels mask;                           // (block, block): decays from a token to another; 0 above
   SideDecay key, value;
   Panels state_columns, d_state_columns;  // (E, D)
   LogDecay log;                           // of a block
@@ -92,8 +92,8 @@ struct BackwardBlock {
 struct Kernels {
   std::int64_t chunk;  // elements of two vectors
 
-  // The end of the block that begins at a token: later than kBlockTokens only if no decay within
-  // it grows too much. `tokens` is where it must end.
+  // The end of the block that begins at `begin`: at most kBlockTokens later, not behind `tokens`,
+  // and before a decay within the block would grow too much.
   std::int64_t (*block_end)(const Problem& problem, Head head, std::int64_t begin,
                             std::int64_t tokens, const Workspace& work);
   // Prepares the workspace for blocks of a head: the mask of a constant decay.

@@ -33,7 +33,8 @@ struct Pieces {
   std::int64_t tokens, size, count;
 
   explicit Pieces(std::int64_t all)
-      : tokens(all), size(RoundUp(DivideUp(std::max<std::int64_t>(all, 1), kMostPieces), kRunTokens)),
+      : tokens(all),
+        size(RoundUp(DivideUp(std::max<std::int64_t>(all, 1), kMostPieces), kRunTokens)),
         count(std::max<std::int64_t>(DivideUp(all, size), 1)) {}
 
   Range At(std::int64_t piece) const {
@@ -221,10 +222,9 @@ class Plan {
     for (const SideMatrix& matrix : SideMatrices()) {
       work.*matrix.side.*matrix.member = panels(kBlockTokens, matrix.columns);
     }
-    ForEachVector(Padded(problem_.D), Padded(problem_.E),
-                  [&](float* Workspace::*member, std::int64_t count) {
-                    work.*member = take(count);
-                  });
+    ForEachVector(
+        Padded(problem_.D), Padded(problem_.E),
+        [&](float* Workspace::*member, std::int64_t count) { work.*member = take(count); });
     work.log = {take(Padded(problem_.D)), take(Padded(problem_.E))};
     return size;
   }

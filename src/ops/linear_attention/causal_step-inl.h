@@ -69,11 +69,12 @@ void StepColumns(const Problem& problem, Head head, const float* from, std::int6
   alignas(64) float v[C * kMaxChunk];
   alignas(64) float keep[C * kMaxChunk], rest[C * kMaxChunk];
   for (int c = 0; c < C; ++c) {
-    LoadNatural<T>(RowAt<T>(problem.v, head.batch, head.head, head.first), false,
-                   column + c * size, count(c), v + c * size);
+    LoadNatural<T>(RowAt<T>(problem.v, head.batch, head.head, head.first), false, column + c * size,
+                   count(c), v + c * size);
     alignas(64) float logs[kMaxChunk] = {};
-    if (problem.OnValues()) LoadNatural<T>(RowPointer(problem.log_decay_v, problem.float_decay_v, sizeof(T), head),
-                   problem.float_decay_v, column + c * size, count(c), logs);
+    if (problem.OnValues())
+      LoadNatural<T>(RowPointer(problem.log_decay_v, problem.float_decay_v, sizeof(T), head),
+                     problem.float_decay_v, column + c * size, count(c), logs);
     MakeUpdateWeights(logs, size, keep + c * size, rest + c * size);
   }
   Pack<2 * C> sums = attnops::HWY_NAMESPACE::Fill<2 * C>(0.0f);

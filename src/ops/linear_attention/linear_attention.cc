@@ -97,8 +97,8 @@ Decay CheckDecays(const LinearAttentionOptions& options, const Sizes& sizes, DTy
       Fail(kOp, "log_decay must have the axes (H), (B,N,H) or (B,N,H,D); its shape is ",
            ToString(view.shape()));
     }
-    decay = view.rank() == 1 ? Decay::kConstant
-                             : (view.rank() == 3 ? Decay::kToken : Decay::kFeature);
+    decay =
+        view.rank() == 1 ? Decay::kConstant : (view.rank() == 3 ? Decay::kToken : Decay::kFeature);
     if (decay == Decay::kConstant) CheckShape(kOp, "log_decay", view, {sizes.heads});
     if (decay == Decay::kToken) {
       CheckShape(kOp, "log_decay", view, {sizes.B, sizes.N, sizes.heads});
@@ -110,8 +110,7 @@ Decay CheckDecays(const LinearAttentionOptions& options, const Sizes& sizes, DTy
     CheckView(kOp, "log_decay", decay == Decay::kFeature ? view : WithFeature(view));
   }
   if (options.log_decay_v) {
-    CheckShape(kOp, "log_decay_v", *options.log_decay_v,
-               {sizes.B, sizes.N, sizes.heads, sizes.E});
+    CheckShape(kOp, "log_decay_v", *options.log_decay_v, {sizes.B, sizes.N, sizes.heads, sizes.E});
     CheckDecayType("log_decay_v", *options.log_decay_v, dtype);
     CheckView(kOp, "log_decay_v", *options.log_decay_v);
   }
@@ -289,8 +288,8 @@ void LinearAttentionBackward(const ConstTensorView& q, const ConstTensorView& k,
   call.d_initial_state = StatesOf<float*>(gradients.d_initial_state);
   if (gradients.d_log_decay) {
     const TensorView& view = *gradients.d_log_decay;
-    problem.d_log_decay =
-        decay == Decay::kConstant ? Output{view.data(), 0, view.stride(0), 0} : RowsOf<Output>(view);
+    problem.d_log_decay = decay == Decay::kConstant ? Output{view.data(), 0, view.stride(0), 0}
+                                                    : RowsOf<Output>(view);
   }
   if (gradients.d_log_decay_v) problem.d_log_decay_v = RowsOf<Output>(*gradients.d_log_decay_v);
   problem.wants_decay = gradients.d_log_decay || gradients.d_log_decay_v;

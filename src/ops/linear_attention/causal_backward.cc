@@ -1,229 +1,14 @@
-// The tasks of causal linear attention. A piece's own state, from zero, and its decay are combined
-// in the order of the pieces; within a piece outputs run with the state at its start. A task that
-// has a whole sequence computes the same sums. A sequence of one piece has nothing to combine.
-#include "src/ops/linear_attention/causal_schedule.h"
-
+// The tasks of the backward of causal linear attention.
 #include <algorithm>
 #include <array>
-#include <utility>
+#include <cstdint>
+#include <vector>
 
-#include "src/ops/linear_attention/causal_plan.h"
+#include "src/ops/linear_attention/causal_passes.h"
+#include "src/ops/linear_attention/causal_schedule.h"
 
 namespace attnops::causal {
 namespace {
-
-// Both passes: pieces of a sequence and their states.
-class Passes : public Plan {
- public:
-  using Plan::Plan;
-
- protected:
-  // Calls f(block) for each block of the tokens, of which runs have whole blocks.
-  template <class F>
-  void ForEachBlock(const Head& head, Range tokens, const Workspace& work, const F& f) const {
-    for (std::int64_t run = 0; run < RunsOf(tokens); ++run) {
-      const Range range = RunAt(tokens, run);
-      for (std::int64_t begin = range.begin; begin < range.end;) {
-        const std::int64_t end = kernels_.block_end(problem_, head, begin, range.end, work);
-        f(Range{begin, end});
-        begin = end;
-      }
-    }
-  }
-
-  void Advance(const Head& head, Range tokens, const Workspace& work, const States& states,
-               const LogDecay* total) const {
-    ForEachBlock(head, tokens, work, [&](Range block) {
-      kernels_.forward(problem_, head, block, work, states, total);
-    });
-  }
-  // The state of a piece from zero, and its decay.
-  void MakeLocal(const Head& head, Range piece, const Workspace& work, const Panels& local,
-                 const LogDecay& total) const {
-    kernels_.start(problem_, head, work);
-    kernels_.load_state(problem_, nullptr, 0, local);
-    Zero(total);
-    Advance(head, piece, work, {{}, local}, &total);
-  }
-
-  void LoadStart(const StateTensor<const float*>& tensor, const Unit& unit, std::int64_t i,
-                 const Panels& to) const {
-    kernels_.load_state(problem_, tensor.At(unit.sequence, unit.first_head + i), tensor.row, to);
-  }
-  void StoreEnd(const StateTensor<float*>& tensor, const Unit& unit, std::int64_t i,
-                const Panels& from) const {
-    if (tensor.data == nullptr) return;
-    kernels_.store_state(problem_, from, tensor.At(unit.sequence, unit.first_head + i), tensor.row);
-  }
-
-  // Units [begin, end) whose states have room, and the first slot of each; a slot is a head of a
-  // piece.
-  struct Wave {
-    std::int64_t begin, end;
-    std::vector<std::int64_t> first_slot;
-    std::vector<std::pair<std::int64_t, std::int64_t>> tasks;  // unit and piece
-  };
-  template <class F>
-  void ForEachWave(const F& f) const {
-    for (std::int64_t begin = 0; begin < units_;) {
-      Wave wave{begin, begin, {}, {}};
-      std::int64_t slots = 0;
-      while (wave.end < units_) {
-        const Unit unit = UnitAt(wave.end);
-        const std::int64_t more = PiecesOf(unit).count * unit.heads;
-        if (wave.end > begin && slots + more > slots_) break;
-        wave.first_slot.push_back(slots);
-        for (std::int64_t i = 0; i < PiecesOf(unit).count; ++i) wave.tasks.emplace_back(wave.end, i);
-        slots += more;
-        ++wave.end;
-      }
-      f(std::as_const(wave));
-      begin = wave.end;
-    }
-  }
-  // Slots of `states` states each: as many as there is room for, and enough for any unit.
-  void PlanWaves(std::int64_t states) {
-    const auto bytes =
-        static_cast<std::int64_t>(Scratch::Size<float>(StateSize())) * std::max<std::int64_t>(1, states);
-    const std::int64_t room = kWaveBytes / std::max<std::int64_t>(bytes, 1);
-    slots_ = std::clamp(room, most_pieces_ * unit_heads_, units_ * most_pieces_ * unit_heads_);
-  }
-  std::int64_t SlotOf(const Wave& wave, std::int64_t unit, std::int64_t piece,
-                      std::int64_t head) const {
-    return wave.first_slot[static_cast<std::size_t>(unit - wave.begin)] + piece * unit_heads_ + head;
-  }
-
-  // The states at the start of each piece of a wave's units, in starts_.
-  void MakeStarts(const Wave& wave, bool with_last) const {
-    RunTasks(static_cast<std::int64_t>(wave.tasks.size()), workers_, [&](std::int64_t i, int worker) {
-      const auto [index, piece] = wave.tasks[static_cast<std::size_t>(i)];
-      const Unit unit = UnitAt(index);
-      const Pieces pieces = PiecesOf(unit);
-      if (pieces.count == 1 || (piece + 1 == pieces.count && !with_last)) return;
-      for (std::int64_t head = 0; head < unit.heads; ++head) {
-        const std::int64_t slot = SlotOf(wave, index, piece, head);
-        MakeLocal(HeadOf(unit, head), pieces.At(piece), WorkOf(worker), locals_.At(slot),
-                  totals_.At(slot));
-      }
-    });
-    RunTasks(wave.end - wave.begin, workers_, [&](std::int64_t i, int worker) {
-      const std::int64_t index = wave.begin + i;
-      const Unit unit = UnitAt(index);
-      const std::int64_t count = PiecesOf(unit).count;
-      for (std::int64_t head = 0; head < unit.heads; ++head) {
-        LoadStart(call_.initial_state, unit, head, starts_.At(SlotOf(wave, index, 0, head)));
-        for (std::int64_t piece = 0; piece < count; ++piece) {
-          const std::int64_t slot = SlotOf(wave, index, piece, head);
-          if (piece + 1 < count) {
-            kernels_.combine(problem_, totals_.At(slot), starts_.At(slot), locals_.At(slot),
-                             starts_.At(SlotOf(wave, index, piece + 1, head)), WorkOf(worker));
-          } else if (with_last && count > 1) {
-            kernels_.combine(problem_, totals_.At(slot), starts_.At(slot), locals_.At(slot),
-                             locals_.At(slot), WorkOf(worker));
-            StoreEnd(call_.state, unit, head, locals_.At(slot));
-          }
-        }
-      }
-    });
-  }
-
-  std::int64_t slots_ = 0;
-  // Of a worker, or of each slot of a wave.
-  StateArrays starts_, locals_;
-  LogArrays totals_;
-};
-
-class ForwardPass : public Passes {
- public:
-  explicit ForwardPass(const Call& call) : Passes(call, Pass::kForward) {}
-
-  void Run() {
-    if (longest_ <= 1) return Step();
-    ScratchPlan plan;
-    PlanWorkspaces(plan);
-    if (whole_) {
-      PlanStates(plan, starts_, 1);
-      PlanStates(plan, locals_, most_pieces_ > 1 ? 1 : 0);
-      PlanStates(plan, runs_, most_pieces_ > 1 ? 1 : 0);
-      PlanLogs(plan, totals_, 1);
-    } else {
-      PlanWaves(2);
-      PlanSlots(plan, starts_, slots_);
-      PlanSlots(plan, locals_, slots_);
-      PlanSlots(plan, totals_, slots_);
-    }
-    Scratch scratch(plan.Bytes(workers_));
-    plan.Take(scratch, workers_);
-    MakeWorkspaces();
-    if (whole_) {
-      RunTasks(units_, workers_,
-               [&](std::int64_t i, int worker) { RunUnit(UnitAt(i), WorkOf(worker), worker); });
-      return;
-    }
-    ForEachWave([&](const Wave& wave) {
-      MakeStarts(wave, call_.state.data != nullptr);
-      RunTasks(static_cast<std::int64_t>(wave.tasks.size()), workers_,
-               [&](std::int64_t i, int worker) {
-                 const auto [index, piece] = wave.tasks[static_cast<std::size_t>(i)];
-                 const Unit unit = UnitAt(index);
-                 const Head head = HeadOf(unit, 0);
-                 const Workspace& work = WorkOf(worker);
-                 const Pieces pieces = PiecesOf(unit);
-                 const Panels run = starts_.At(SlotOf(wave, index, piece, 0));
-                 kernels_.start(problem_, head, work);
-                 Advance(head, pieces.At(piece), work, {run, {}}, nullptr);
-                 if (pieces.count == 1) StoreEnd(call_.state, unit, 0, run);
-               });
-    });
-  }
-
- private:
-  void RunUnit(const Unit& unit, const Workspace& work, int worker) const {
-    const Head head = HeadOf(unit, 0);
-    const Pieces pieces = PiecesOf(unit);
-    const Panels start = starts_.At(worker);
-    LoadStart(call_.initial_state, unit, 0, start);
-    kernels_.start(problem_, head, work);
-    if (pieces.count == 1) {
-      Advance(head, pieces.At(0), work, {start, {}}, nullptr);
-      return StoreEnd(call_.state, unit, 0, start);
-    }
-    const Panels local = locals_.At(worker), run = runs_.At(worker);
-    const LogDecay total = totals_.At(worker);
-    for (std::int64_t i = 0; i < pieces.count; ++i) {
-      const bool goes_on = i + 1 < pieces.count || call_.state.data != nullptr;
-      Copy(start, run);
-      kernels_.load_state(problem_, nullptr, 0, local);
-      Zero(total);
-      Advance(head, pieces.At(i), work, {run, goes_on ? local : Panels{}}, &total);
-      if (goes_on) kernels_.combine(problem_, total, start, local, start, work);
-    }
-    StoreEnd(call_.state, unit, 0, start);
-  }
-
-  // Sequences of at most one token.
-  void Step() const {
-    RunTasks(units_, workers_, [&](std::int64_t i, int) {
-      const Unit unit = UnitAt(i);
-      const float* from = call_.initial_state.At(unit.sequence, unit.first_head);
-      float* to = call_.state.At(unit.sequence, unit.first_head);
-      if (PiecesOf(unit).tokens == 1) {
-        return kernels_.step(problem_, HeadOf(unit, 0), from, call_.initial_state.row, to,
-                             call_.state.row);
-      }
-      for (std::int64_t row = 0; to != nullptr && to != from && row < problem_.D; ++row) {
-        float* at = to + row * call_.state.row;
-        if (from == nullptr) {
-          std::fill_n(at, problem_.E, 0.0f);
-        } else {
-          std::copy_n(from + row * call_.initial_state.row, problem_.E, at);
-        }
-      }
-    });
-  }
-
-  StateArrays runs_;
-};
 
 class BackwardPass : public Passes {
  public:
@@ -265,8 +50,7 @@ class BackwardPass : public Passes {
     plan.Take(scratch, workers_);
     MakeWorkspaces();
     if (whole_) {
-      RunTasks(units_, workers_,
-               [&](std::int64_t i, int worker) { RunUnit(UnitAt(i), worker); });
+      RunTasks(units_, workers_, [&](std::int64_t i, int worker) { RunUnit(UnitAt(i), worker); });
     } else {
       ForEachWave([&](const Wave& wave) { RunWave(wave); });
     }
@@ -433,7 +217,8 @@ class BackwardPass : public Passes {
           block.last_of_group = i + 1 == unit.heads;
         }
         if (WantsConstants()) {
-          const auto index = (unit.sequence * call_.heads + unit.first_head + i) * most_pieces_ + piece;
+          const auto index =
+              (unit.sequence * call_.heads + unit.first_head + i) * most_pieces_ + piece;
           block.d_constant = &piece_constants_[static_cast<std::size_t>(index)];
         }
         RunRun(HeadOf(unit, i), RunAt(tokens, run), run_start(run, i), block, worker);
@@ -498,7 +283,6 @@ class BackwardPass : public Passes {
 
 }  // namespace
 
-void RunForward(const Call& call) { ForwardPass(call).Run(); }
 void RunBackward(const Call& call) { BackwardPass(call).Run(); }
 
 }  // namespace attnops::causal
