@@ -37,6 +37,14 @@ FUNCTIONS = {
         "k": torch.randn(2, 5, 1, 6),
         "v": torch.randn(2, 5, 3, 7),
     },
+    attnops.tpa: {
+        "aq": torch.randn(2, 4, 3, 4),
+        "ak": torch.randn(2, 5, 3, 2),
+        "av": torch.randn(2, 5, 3, 2),
+        "bq": torch.randn(2, 4, 4, 6),
+        "bk": torch.randn(2, 5, 2, 6),
+        "bv": torch.randn(2, 5, 2, 7),
+    },
     attnops.tpa_decode: {
         "aq": torch.randn(2, 1, 3, 4),
         "ak": torch.randn(2, 5, 3),
