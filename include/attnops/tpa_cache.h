@@ -32,15 +32,15 @@ struct TpaPool {
 
 // Writes tokens, ak (B,N,H,R_k) and so on, behind the sequences.lengths[b] that sequence b has
 // already; the page table has room for them, without one sequence b is page b. The first counts[b]
-// tokens of sequence b, or all N. With theta (D/2 angles), rows of bk are rotated in halves by their
-// position times theta before they are stored, as lrpe_rotate does. The tokens have the type of the
-// cache, or any if that is int8.
+// tokens of sequence b, or all N. With theta (D/2 angles), rows of bk are rotated in halves by
+// their position times theta before they are stored, as lrpe_rotate does. The tokens have the type
+// of the cache, or any if that is int8.
 void TpaAppend(const TpaPool& pool, const TpaKeys& tokens, const TpaSequences& sequences,
                const std::int64_t* counts = nullptr,
                const std::optional<ConstTensorView>& theta = {});
 
-// One decoding step from a cache, as TpaDecode from tensors. The queries have the type of the cache,
-// or any if that is int8.
+// One decoding step from a cache, as TpaDecode from tensors. The queries have the type of the
+// cache, or any if that is int8.
 void TpaDecode(const TpaQuery& query, const TpaPool& pool, const TensorView& out,
                const TpaSequences& sequences, const std::optional<TensorView>& lse = {},
                const TpaOptions& options = {}, TpaSplit split = TpaSplit::kAuto);

@@ -194,9 +194,7 @@ def _backward(ctx, d_out: Tensor | None, _):
     _checks.no_tangents(_OP, d_out=d_out)
     *inputs, out, lse = ctx.saved_tensors
     gradients = torch.ops.attnops.tpa_backward(*inputs, out, lse, d_out, *ctx.options)
-    given = (
-        None if x is None else gradient for x, gradient in zip(inputs, gradients, strict=True)
-    )
+    given = (None if x is None else gradient for x, gradient in zip(inputs, gradients, strict=True))
     return *given, *nothing
 
 

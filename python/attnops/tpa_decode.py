@@ -37,9 +37,10 @@ def tpa_decode(
     (B,1,H,D) has the whole queries. A slice `cache[:, :m]` of a larger cache is used where it is.
     scale is D^-½ unless it is given, the scales of the factors 1 over their rank.
 
-    lengths (B), int64, says how many tokens each sequence has. With page_table (B,pages), int64, the
-    factors are pages (P,page_size,…), and token t of sequence b is in page
-    page_table[b, t // page_size]. return_lse adds the log-sum-exp of the scores, (B,H,1) in float32.
+    lengths (B), int64, says how many tokens each sequence has. With page_table (B,pages), int64,
+    the factors are pages (P,page_size,…), and token t of sequence b is in page
+    page_table[b, t // page_size]. return_lse adds the log-sum-exp of the scores, (B,H,1) in
+    float32.
 
     split says how threads share the work, by batch (`b`), batch and heads (`bh`) or batch and
     pieces of the sequence (`bn`); the result has the same bits with each. precision says what the

@@ -97,12 +97,10 @@ std::tuple<Tensor, Tensor> Tpa(const MaybeTensor& aq, const Tensor& ak, const Te
                                Scale scale_k, Scale scale_v,
                                std::optional<std::int64_t> precision) {
   constexpr char kOp[] = "tpa";
-  const TpaOptions options =
-      OptionsOf(kOp, causal, scale, scale_q, scale_k, scale_v, precision);
+  const TpaOptions options = OptionsOf(kOp, causal, scale, scale_q, scale_k, scale_v, precision);
   const Queries queries(kOp, aq, bq, q);
   const Factors factors(kOp, ak, av, bk, bv);
-  const Tensor out =
-      NewTensor(kOp, "out", queries.First(), queries.OutShape(factors.Features()));
+  const Tensor out = NewTensor(kOp, "out", queries.First(), queries.OutShape(factors.Features()));
   const Tensor lse =
       NewTensor(kOp, "lse", queries.First(), queries.LseShape(), ResultType::kFloat32);
   attnops::Tpa(queries.View(), factors.View(), ViewOf(out), ViewOf(lse), options);
@@ -118,8 +116,7 @@ Gradients TpaBackward(const MaybeTensor& aq, const Tensor& ak, const Tensor& av,
                       const Tensor& d_out, bool causal, Scale scale, Scale scale_q, Scale scale_k,
                       Scale scale_v, std::optional<std::int64_t> precision) {
   constexpr char kOp[] = "tpa";
-  const TpaOptions options =
-      OptionsOf(kOp, causal, scale, scale_q, scale_k, scale_v, precision);
+  const TpaOptions options = OptionsOf(kOp, causal, scale, scale_q, scale_k, scale_v, precision);
   const Queries queries(kOp, aq, bq, q);
   const Factors factors(kOp, ak, av, bk, bv);
   const Tensor out_read = Readable(kOp, "out", out);
@@ -141,11 +138,12 @@ Gradients TpaBackward(const MaybeTensor& aq, const Tensor& ak, const Tensor& av,
   return {d_aq, d_ak, d_av, d_bq, d_bk, d_bv, d_q};
 }
 
-std::tuple<Tensor, Tensor> TpaDecodeRanks(
-    const MaybeTensor& aq, const Tensor& ak, const Tensor& av, const MaybeTensor& bq,
-    const Tensor& bk, const Tensor& bv, const MaybeTensor& q, Scale scale, Scale scale_q,
-    Scale scale_k, Scale scale_v, std::int64_t split, const MaybeTensor& lengths,
-    const MaybeTensor& page_table, std::optional<std::int64_t> precision) {
+std::tuple<Tensor, Tensor> TpaDecodeRanks(const MaybeTensor& aq, const Tensor& ak, const Tensor& av,
+                                          const MaybeTensor& bq, const Tensor& bk, const Tensor& bv,
+                                          const MaybeTensor& q, Scale scale, Scale scale_q,
+                                          Scale scale_k, Scale scale_v, std::int64_t split,
+                                          const MaybeTensor& lengths, const MaybeTensor& page_table,
+                                          std::optional<std::int64_t> precision) {
   constexpr char kOp[] = "tpa_decode";
   const TpaOptions options = OptionsOf(kOp, false, scale, scale_q, scale_k, scale_v, precision);
   const TpaSplit choice = ChoiceOf(kOp, "split", split, TpaSplit::kBN);
@@ -153,8 +151,7 @@ std::tuple<Tensor, Tensor> TpaDecodeRanks(
   const Factors factors(kOp, ak, av, bk, bv);
   const std::int64_t batches = queries.First().dim() > 0 ? queries.First().size(0) : 0;
   const TpaSequences sequences = SequencesOf(kOp, lengths, page_table, batches);
-  const Tensor out =
-      NewTensor(kOp, "out", queries.First(), queries.OutShape(factors.Features()));
+  const Tensor out = NewTensor(kOp, "out", queries.First(), queries.OutShape(factors.Features()));
   const Tensor lse =
       NewTensor(kOp, "lse", queries.First(), queries.LseShape(), ResultType::kFloat32);
   attnops::TpaDecode(queries.View(), factors.View(), ViewOf(out), sequences, ViewOf(lse), options,
@@ -198,7 +195,8 @@ struct Pool {
       bool fits = tensor.dim() == shape.rank() && tensor.scalar_type() == type;
       for (int i = 0; fits && i < shape.rank(); ++i) fits = tensor.size(i) == shape[i];
       if (!fits) Fail(op, std::string("the cache's ") + name + " does not fit to its ak");
-      if (!tensor.is_contiguous()) Fail(op, std::string("the cache's ") + name + " must be contiguous");
+      if (!tensor.is_contiguous())
+        Fail(op, std::string("the cache's ") + name + " must be contiguous");
       return tensor.data_ptr();
     };
     view.ak = take("ak", ak, {s.pages, s.page_size, s.heads, s.k_rank}, ak.scalar_type());
@@ -221,9 +219,8 @@ struct Pool {
 
 void TpaCacheAppend(const Tensor& ak, const Tensor& av, const Tensor& bk, const Tensor& bv,
                     const Tensor& pool_ak, const Tensor& pool_av, const Tensor& pool_bk,
-                    const Tensor& pool_bv, const MaybeTensor& ak_scale,
-                    const MaybeTensor& av_scale, const MaybeTensor& bk_scale,
-                    const MaybeTensor& bv_scale, const Tensor& lengths,
+                    const Tensor& pool_bv, const MaybeTensor& ak_scale, const MaybeTensor& av_scale,
+                    const MaybeTensor& bk_scale, const MaybeTensor& bv_scale, const Tensor& lengths,
                     const MaybeTensor& page_table, const MaybeTensor& theta) {
   constexpr char kOp[] = "tpa_append";
   const Factors tokens(kOp, ak, av, bk, bv);
@@ -239,13 +236,15 @@ void TpaCacheAppend(const Tensor& ak, const Tensor& av, const Tensor& bk, const 
   TpaAppend(pool.view, tokens.View(), sequences, nullptr, theta_view);
 }
 
-std::tuple<Tensor, Tensor> TpaCacheDecode(
-    const MaybeTensor& aq, const MaybeTensor& bq, const MaybeTensor& q, const Tensor& pool_ak,
-    const Tensor& pool_av, const Tensor& pool_bk, const Tensor& pool_bv,
-    const MaybeTensor& ak_scale, const MaybeTensor& av_scale, const MaybeTensor& bk_scale,
-    const MaybeTensor& bv_scale, const Tensor& lengths, const MaybeTensor& page_table, Scale scale,
-    Scale scale_q, Scale scale_k, Scale scale_v, std::int64_t split,
-    std::optional<std::int64_t> precision) {
+std::tuple<Tensor, Tensor> TpaCacheDecode(const MaybeTensor& aq, const MaybeTensor& bq,
+                                          const MaybeTensor& q, const Tensor& pool_ak,
+                                          const Tensor& pool_av, const Tensor& pool_bk,
+                                          const Tensor& pool_bv, const MaybeTensor& ak_scale,
+                                          const MaybeTensor& av_scale, const MaybeTensor& bk_scale,
+                                          const MaybeTensor& bv_scale, const Tensor& lengths,
+                                          const MaybeTensor& page_table, Scale scale, Scale scale_q,
+                                          Scale scale_k, Scale scale_v, std::int64_t split,
+                                          std::optional<std::int64_t> precision) {
   constexpr char kOp[] = "tpa_decode";
   const TpaOptions options = OptionsOf(kOp, false, scale, scale_q, scale_k, scale_v, precision);
   const TpaSplit choice = ChoiceOf(kOp, "split", split, TpaSplit::kBN);
@@ -253,8 +252,7 @@ std::tuple<Tensor, Tensor> TpaCacheDecode(
   const Pool pool(kOp, pool_ak, pool_av, pool_bk, pool_bv, ak_scale, av_scale, bk_scale, bv_scale);
   const std::int64_t batches = queries.First().dim() > 0 ? queries.First().size(0) : 0;
   const TpaSequences sequences = SequencesOf(kOp, lengths, page_table, batches);
-  const Tensor out =
-      NewTensor(kOp, "out", queries.First(), queries.OutShape(pool.view.shape.e));
+  const Tensor out = NewTensor(kOp, "out", queries.First(), queries.OutShape(pool.view.shape.e));
   const Tensor lse =
       NewTensor(kOp, "lse", queries.First(), queries.LseShape(), ResultType::kFloat32);
   attnops::TpaDecode(queries.View(), pool.view, ViewOf(out), sequences, ViewOf(lse), options,

@@ -21,7 +21,13 @@ constexpr std::int64_t kHeads = 19, kD = 24, kE = 20;
 constexpr TpaOptions kAll{false, {}, {}, {}, {}, {}};
 
 TpaRanksSpec Spec(DType dtype, std::int64_t batch, std::int64_t m) {
-  return {.dtype = dtype, .batch = batch, .m = m, .heads = kHeads, .q_rank = 3, .d = kD, .e = kE,
+  return {.dtype = dtype,
+          .batch = batch,
+          .m = m,
+          .heads = kHeads,
+          .q_rank = 3,
+          .d = kD,
+          .e = kE,
           .options = kAll};
 }
 TpaCacheShape Shape(TpaCacheType type, std::int64_t pages, std::int64_t page_size) {
@@ -118,8 +124,7 @@ TEST(TpaCache, RotatesKeys) {
       std::memcpy(stored.view().data(), all.pool().bk, bytes);
       const auto values = stored.Values(), expected = rotated.Values();
       for (std::size_t i = 0; i < values.size(); ++i) {
-        EXPECT_NEAR(values[i], expected[i],
-                    8 * kRotation + 2 * StorageError(dtype, expected[i]));
+        EXPECT_NEAR(values[i], expected[i], 8 * kRotation + 2 * StorageError(dtype, expected[i]));
       }
       c.out.Poison();
       all.Decode({0}, c.Query(), c.out.view());
@@ -130,8 +135,8 @@ TEST(TpaCache, RotatesKeys) {
   }
 }
 
-// A number is off by half a step, 1/254 of the largest of its row: the result is that of the rounded
-// factors, and those are within that bound.
+// A number is off by half a step, 1/254 of the largest of its row: the result is that of the
+// rounded factors, and those are within that bound.
 TEST(TpaCache, Int8IsWithinHalfAStep) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     OnEveryTarget([&] {
@@ -189,8 +194,8 @@ TEST(TpaCache, BadInput) {
     ExpectErrorNaming(op, word, run);
     EXPECT_EQ(cache.Length(id), 8);
     EXPECT_EQ(cache.FreePages(), 2);
-    EXPECT_TRUE(std::equal(before.begin(), before.end(),
-                           static_cast<const float*>(cache.pool().bk)));
+    EXPECT_TRUE(
+        std::equal(before.begin(), before.end(), static_cast<const float*>(cache.pool().bk)));
   };
   error("tpa_cache", "pages", [&] { cache.Append({id}, Cut(c, 0, 0, 13)); });
   error("tpa_cache", "sequence", [&] { cache.Append({id + 1}, Cut(c, 0, 0, 1)); });
@@ -222,9 +227,8 @@ TEST(Tpa, BadInput) {
                        const TpaOptions& options = {}) {
     c.out.Poison();
     c.lse.Poison();
-    ExpectErrorNaming("tpa", word, [&] {
-      attnops::Tpa(query, keys, c.out.view(), c.lse.view(), options);
-    });
+    ExpectErrorNaming("tpa", word,
+                      [&] { attnops::Tpa(query, keys, c.out.view(), c.lse.view(), options); });
     EXPECT_TRUE(c.out.Untouched());
     EXPECT_TRUE(c.lse.Untouched());
   };
@@ -237,8 +241,8 @@ TEST(Tpa, BadInput) {
   run("bk", c.Query(), {c.ak.view(), c.av.view(), ranks(c.bk, {2, 5, 1, 6}), c.bv.view()});
   run("bv", c.Query(), {c.ak.view(), c.av.view(), c.bk.view(), ranks(c.bv, {2, 5, 1, 7})});
   run("ak", c.Query(), {ranks(c.ak, {2, 5, 2, 2}), c.av.view(), c.bk.view(), c.bv.view()});
-  run("ak", c.Query(), {ranks(c.ak, {2, 5, 4, 0}), c.av.view(), ranks(c.bk, {2, 5, 0, 6}),
-                        c.bv.view()});
+  run("ak", c.Query(),
+      {ranks(c.ak, {2, 5, 4, 0}), c.av.view(), ranks(c.bk, {2, 5, 0, 6}), c.bv.view()});
   run("ak", c.Query(),
       {ranks(c.ak, {2, 2, 4, 2}), ranks(c.av, {2, 2, 4, 2}), ranks(c.bk, {2, 2, 2, 6}),
        ranks(c.bv, {2, 2, 2, 7})});

@@ -48,8 +48,8 @@ double WeightError(double score, double magnitude, double max, double of_scores)
 
 std::string TpaRanksSpec::Describe() const {
   std::ostringstream text;
-  text << Name(dtype) << " B=" << batch << " N=" << n << " M=" << m << " H=" << heads
-       << " ranks " << q_rank << "/" << k_rank << "/" << v_rank << " D=" << d << " E=" << e
+  text << Name(dtype) << " B=" << batch << " N=" << n << " M=" << m << " H=" << heads << " ranks "
+       << q_rank << "/" << k_rank << "/" << v_rank << " D=" << d << " E=" << e
        << (options.causal ? " causal" : "") << (gaps ? " gaps" : "");
   return text.str();
 }
@@ -96,15 +96,15 @@ Tpa TpaRanksCase::Reference() const {
           spec_.d,
           spec_.e,
           options.causal,
-          options.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(spec_.d, 1)))),
+          options.scale.value_or(
+              1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(spec_.d, 1)))),
           options.scale_q.value_or(inverse(spec_.q_rank)),
           options.scale_k.value_or(inverse(spec_.k_rank)),
           options.scale_v.value_or(inverse(spec_.v_rank))};
 }
 
 Tpa::Inputs TpaRanksCase::Inputs() const {
-  return {aq.Values(), ak.Values(), av.Values(), bq.Values(),
-          bk.Values(), bv.Values(), q.Values()};
+  return {aq.Values(), ak.Values(), av.Values(), bq.Values(), bk.Values(), bv.Values(), q.Values()};
 }
 
 void TpaRanksCase::Forward() {
@@ -180,13 +180,12 @@ TpaExpected ExpectTpa(const Tpa& tpa, const Tpa::Inputs& in, DType dtype, Precis
         weighted[i] += p[u] * v[key * tpa.e + i] * error;
       }
     }
-    const double of_sum = 2 * SumError(tpa.m) + SumError(tpa.v_rank) + 8 * kUnitFloat32 +
-                          OperandError(precision, 2);
+    const double of_sum =
+        2 * SumError(tpa.m) + SumError(tpa.v_rank) + 8 * kUnitFloat32 + OperandError(precision, 2);
     for (std::int64_t i = 0; i < tpa.e; ++i) {
       const double arithmetic = weighted[i] + (mean + of_sum) * total[i] + kTiny;
       expected.out.bound[query * tpa.e + i] =
-          arithmetic +
-          StorageError(dtype, std::abs(result.out[query * tpa.e + i]) + arithmetic);
+          arithmetic + StorageError(dtype, std::abs(result.out[query * tpa.e + i]) + arithmetic);
     }
     expected.lse.bound[row] =
         mean + 2 * SumError(tpa.m) + 4 * kUnitFloat32 * (1 + std::abs(result.lse[row]));
@@ -289,15 +288,14 @@ void TpaRanksCase::CheckBackward() {
       EXPECT_TRUE(actual.AllWritten());
       Values bound(value.size());
       for (std::size_t i = 0; i < value.size(); ++i) {
-        bound[i] =
-            error[i] + kTiny + StorageError(spec_.dtype, std::abs(value[i]) + error[i]);
+        bound[i] = error[i] + kTiny + StorageError(spec_.dtype, std::abs(value[i]) + error[i]);
       }
       EXPECT_TRUE(AllNear(actual.Values(), value, bound));
     };
     // The gradients of factors from those of whole rows.
-    const auto split = [&](const Values& error, const Values& a, const Values& b,
-                           std::int64_t rows, std::int64_t rank, std::int64_t columns,
-                           double scale, Values& a_error, Values& b_error) {
+    const auto split = [&](const Values& error, const Values& a, const Values& b, std::int64_t rows,
+                           std::int64_t rank, std::int64_t columns, double scale, Values& a_error,
+                           Values& b_error) {
       a_error.assign(a.size(), 0);
       b_error.assign(b.size(), 0);
       for (std::int64_t i = 0; i < rows * tpa.heads * columns; ++i) {
@@ -318,12 +316,12 @@ void TpaRanksCase::CheckBackward() {
       check("d_aq", d_aq, expected.aq, a_error);
       check("d_bq", d_bq, expected.bq, b_error);
     }
-    split(bk_error, magnitudes.ak, magnitudes.bk, tpa.batch * tpa.m, tpa.k_rank, tpa.d,
-          tpa.scale_k, a_error, b_error);
+    split(bk_error, magnitudes.ak, magnitudes.bk, tpa.batch * tpa.m, tpa.k_rank, tpa.d, tpa.scale_k,
+          a_error, b_error);
     check("d_ak", d_ak, expected.ak, a_error);
     check("d_bk", d_bk, expected.bk, b_error);
-    split(bv_error, magnitudes.av, magnitudes.bv, tpa.batch * tpa.m, tpa.v_rank, tpa.e,
-          tpa.scale_v, a_error, b_error);
+    split(bv_error, magnitudes.av, magnitudes.bv, tpa.batch * tpa.m, tpa.v_rank, tpa.e, tpa.scale_v,
+          a_error, b_error);
     check("d_av", d_av, expected.av, a_error);
     check("d_bv", d_bv, expected.bv, b_error);
   });

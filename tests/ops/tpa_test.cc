@@ -17,9 +17,16 @@ constexpr TpaOptions kAll{false, {}, {}, {}, {}, {}};
 TEST(TpaDecodeRanks, EveryRank) {
   for (const DType dtype : kTpaTypes) {
     for (std::int64_t rank = 1; rank <= 8; ++rank) {
-      TpaRanksCase c({.dtype = dtype, .batch = 2, .m = 71 + rank, .heads = 2 * rank + 3,
-                      .q_rank = 9 - rank, .k_rank = rank, .v_rank = 1 + rank * 3 % 8,
-                      .d = 5 + 4 * rank, .e = 31 - 3 * rank, .options = kAll});
+      TpaRanksCase c({.dtype = dtype,
+                      .batch = 2,
+                      .m = 71 + rank,
+                      .heads = 2 * rank + 3,
+                      .q_rank = 9 - rank,
+                      .k_rank = rank,
+                      .v_rank = 1 + rank * 3 % 8,
+                      .d = 5 + 4 * rank,
+                      .e = 31 - 3 * rank,
+                      .options = kAll});
       OnEveryTarget([&] { c.CheckDecode(TpaSplit::kAuto); });
     }
   }
@@ -28,10 +35,25 @@ TEST(TpaDecodeRanks, EveryRank) {
 // The published shape goes through the ranks, few heads and full queries do not.
 std::vector<TpaRanksSpec> DecodeSpecs(DType dtype) {
   return {{.dtype = dtype, .m = 900, .heads = 34, .q_rank = 6, .d = 64, .e = 64, .options = kAll},
-          {.dtype = dtype, .batch = 3, .m = 600, .heads = 22, .q_rank = 0, .d = 64, .e = 48,
+          {.dtype = dtype,
+           .batch = 3,
+           .m = 600,
+           .heads = 22,
+           .q_rank = 0,
+           .d = 64,
+           .e = 48,
            .options = kAll},
-          {.dtype = dtype, .batch = 2, .m = 300, .heads = 5, .q_rank = 20, .k_rank = 3,
-           .v_rank = 1, .d = 17, .e = 33, .options = kAll, .gaps = true}};
+          {.dtype = dtype,
+           .batch = 2,
+           .m = 300,
+           .heads = 5,
+           .q_rank = 20,
+           .k_rank = 3,
+           .v_rank = 1,
+           .d = 17,
+           .e = 33,
+           .options = kAll,
+           .gaps = true}};
 }
 
 TEST(TpaDecodeRanks, MatchesTheReference) {
@@ -63,8 +85,14 @@ TEST(TpaDecodeRanks, SameBitsFromAllSplitsWithAnyNumberOfThreads) {
 TEST(TpaDecodeRanks, LengthsAndPagesInAnyOrder) {
   constexpr std::int64_t kPage = 16, kPages = 40, kHeads = 19;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    TpaRanksCase c({.dtype = dtype, .batch = 5, .m = 100, .heads = kHeads, .q_rank = 3, .d = 24,
-                    .e = 20, .options = kAll});
+    TpaRanksCase c({.dtype = dtype,
+                    .batch = 5,
+                    .m = 100,
+                    .heads = kHeads,
+                    .q_rank = 3,
+                    .d = 24,
+                    .e = 20,
+                    .options = kAll});
     const std::vector<std::int64_t> lengths = {100, 0, 1, 64, 37};
     const auto run = [&](const TpaKeys& keys, const TpaSequences& sequences) {
       c.out.Poison();
@@ -139,12 +167,35 @@ TEST(TpaDecodeRanks, InfiniteKeysAsInTheOtherOrder) {
 
 std::vector<TpaRanksSpec> PrefillSpecs(DType dtype) {
   return {{.dtype = dtype, .batch = 2, .n = 37, .m = 37, .heads = 3, .q_rank = 6, .d = 24, .e = 20},
-          {.dtype = dtype, .n = 150, .m = 219, .heads = 2, .q_rank = 3, .k_rank = 1, .v_rank = 3,
-           .d = 17, .e = 9},
-          {.dtype = dtype, .n = 21, .m = 5, .heads = 2, .q_rank = 1, .k_rank = 4, .v_rank = 5,
-           .d = 3, .e = 70, .options = kAll, .gaps = true},
-          {.dtype = dtype, .batch = 2, .n = 130, .m = 131, .heads = 2, .q_rank = 0, .k_rank = 2,
-           .d = 32, .e = 16},
+          {.dtype = dtype,
+           .n = 150,
+           .m = 219,
+           .heads = 2,
+           .q_rank = 3,
+           .k_rank = 1,
+           .v_rank = 3,
+           .d = 17,
+           .e = 9},
+          {.dtype = dtype,
+           .n = 21,
+           .m = 5,
+           .heads = 2,
+           .q_rank = 1,
+           .k_rank = 4,
+           .v_rank = 5,
+           .d = 3,
+           .e = 70,
+           .options = kAll,
+           .gaps = true},
+          {.dtype = dtype,
+           .batch = 2,
+           .n = 130,
+           .m = 131,
+           .heads = 2,
+           .q_rank = 0,
+           .k_rank = 2,
+           .d = 32,
+           .e = 16},
           {.dtype = dtype, .batch = 2, .n = 1, .m = 90, .heads = 5, .q_rank = 2, .d = 16, .e = 16}};
 }
 
@@ -162,8 +213,14 @@ TEST(Tpa, MatchesTheReference) {
 
 TEST(Tpa, EveryRank) {
   for (std::int64_t rank = 1; rank <= 8; ++rank) {
-    TpaRanksCase c({.dtype = kTpaTypes[rank % 3], .n = 5 + rank, .m = 11 + rank, .heads = 3,
-                    .q_rank = 9 - rank, .k_rank = rank, .v_rank = 1 + rank * 3 % 8, .d = 3 + rank,
+    TpaRanksCase c({.dtype = kTpaTypes[rank % 3],
+                    .n = 5 + rank,
+                    .m = 11 + rank,
+                    .heads = 3,
+                    .q_rank = 9 - rank,
+                    .k_rank = rank,
+                    .v_rank = 1 + rank * 3 % 8,
+                    .d = 3 + rank,
                     .e = 12 - rank});
     OnEveryTarget([&] {
       c.CheckForward();
@@ -195,8 +252,8 @@ TEST(Tpa, SameBitsWithAnyNumberOfThreads) {
 
 // Sums that do not fit into the scratch memory are made for one segment of tokens after the other.
 TEST(Tpa, BackwardInSegments) {
-  TpaRanksCase c({.n = 130, .m = 150, .heads = 2, .q_rank = 40, .k_rank = 9, .v_rank = 9, .d = 800,
-                  .e = 8});
+  TpaRanksCase c(
+      {.n = 130, .m = 150, .heads = 2, .q_rank = 40, .k_rank = 9, .v_rank = 9, .d = 800, .e = 8});
   c.CheckBackward();
 }
 

@@ -74,8 +74,8 @@ Tpa::Result Tpa::Run(const Inputs& in) const {
         for (std::int64_t u = 0; u < m; ++u) {
           if (!Sees(t, u)) continue;
           for (std::int64_t i = 0; i < d; ++i) {
-            s[u] += scale * q[((b * n + t) * heads + h) * d + i] *
-                    k[((b * m + u) * heads + h) * d + i];
+            s[u] +=
+                scale * q[((b * n + t) * heads + h) * d + i] * k[((b * m + u) * heads + h) * d + i];
           }
           max = std::max(max, s[u]);
         }

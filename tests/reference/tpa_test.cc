@@ -33,10 +33,16 @@ void CheckGradients(const Tpa& tpa, const Tpa::Inputs& in, std::initializer_list
 TEST(TpaReference, GradientsMatchFiniteDifferences) {
   for (const bool causal : {false, true}) {
     const Tpa tpa{2, 3, 4, 2, 3, 2, 2, 3, 2, causal, 0.6, 0.5, 0.7, 0.8};
-    const Tpa::Inputs in{RandomNormal(36, 1), RandomNormal(32, 2), RandomNormal(32, 3),
-                         RandomNormal(54, 4), RandomNormal(48, 5), RandomNormal(32, 6), {}};
-    CheckGradients(tpa, in, {&Tpa::Inputs::aq, &Tpa::Inputs::ak, &Tpa::Inputs::av,
-                             &Tpa::Inputs::bq, &Tpa::Inputs::bk, &Tpa::Inputs::bv});
+    const Tpa::Inputs in{RandomNormal(36, 1),
+                         RandomNormal(32, 2),
+                         RandomNormal(32, 3),
+                         RandomNormal(54, 4),
+                         RandomNormal(48, 5),
+                         RandomNormal(32, 6),
+                         {}};
+    CheckGradients(tpa, in,
+                   {&Tpa::Inputs::aq, &Tpa::Inputs::ak, &Tpa::Inputs::av, &Tpa::Inputs::bq,
+                    &Tpa::Inputs::bk, &Tpa::Inputs::bv});
     Tpa full = tpa;
     full.q_rank = 0;
     Tpa::Inputs whole = in;

@@ -33,8 +33,8 @@ class TensorProductAttention(nn.Module):
     base^(-2j/head_dim), as the published training code does. sigmoid is applied to the A factors,
     head_norm is an RMS norm of each head's output with the weight `subln.weight`.
 
-    `layer(x)` is the whole sequence. `layer(x, cache=cache)` appends x to the cache, a TPACache made
-    by `make_cache`, and attends to all its tokens: a prompt first, then one token at a time.
+    `layer(x)` is the whole sequence. `layer(x, cache=cache)` appends x to the cache, a TPACache
+    made by `make_cache`, and attends to all its tokens: a prompt first, then one token at a time.
     `sequences` are those of the cache that x belongs to, all of them by default.
     """
 

@@ -77,7 +77,7 @@ class Tpa:
         return Cost(moved=moved, flops=2 * pairs * 5 * heads * DIM, held=moved)
 
     def peak_bytes(self, case: Case, column: Column) -> int:
-        """Peers on the factors have all scores of each rank; the others K, V and their gradients."""
+        """Peers on the factors have all scores of each rank; the others K, V and gradients."""
         held = self.cost(case).held
         if column.name == "attnops":
             return 2 * held + (64 << 20)

@@ -1,12 +1,11 @@
 // Writing to a cache and decoding from it: checks and schedule.
-#include "attnops/tpa_cache.h"
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "attnops/tpa_cache.h"
 #include "src/core/checks.h"
 #include "src/core/numeric.h"
 #include "src/core/precision.h"
@@ -83,10 +82,13 @@ void CheckPool(const char* op, const TpaPool& pool) {
   if (type < 0 || type > static_cast<int>(TpaCacheType::kInt8)) {
     Fail(op, "the cache has no known type (", type, ")");
   }
-  const std::pair<const char*, std::int64_t> sizes[] = {
-      {"pages", shape.pages},   {"page_size", shape.page_size}, {"heads", shape.heads},
-      {"k_rank", shape.k_rank}, {"v_rank", shape.v_rank},       {"d", shape.d},
-      {"e", shape.e}};
+  const std::pair<const char*, std::int64_t> sizes[] = {{"pages", shape.pages},
+                                                        {"page_size", shape.page_size},
+                                                        {"heads", shape.heads},
+                                                        {"k_rank", shape.k_rank},
+                                                        {"v_rank", shape.v_rank},
+                                                        {"d", shape.d},
+                                                        {"e", shape.e}};
   for (const auto& [name, size] : sizes) {
     if (size < 1 || size > std::int64_t{1} << 31) {
       Fail(op, name, " of the cache must be from 1 to 2147483648; it is ", size);
@@ -186,9 +188,9 @@ void TpaAppend(const TpaPool& pool, const TpaKeys& tokens, const TpaSequences& s
           sequences.page_table == nullptr
               ? b
               : sequences.page_table[b * sequences.table_stride + position / shape.page_size];
-      const std::int64_t slot = page * shape.page_size + (sequences.page_table == nullptr
-                                                              ? position
-                                                              : position % shape.page_size);
+      const std::int64_t slot =
+          page * shape.page_size +
+          (sequences.page_table == nullptr ? position : position % shape.page_size);
       const float* cos = nullptr;
       if (theta) {
         angle_kernels.fill_table(angles, 0, 1, position, 1, tables.At(worker));

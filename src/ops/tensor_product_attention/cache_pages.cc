@@ -22,10 +22,9 @@ TpaCache::TpaCache(const TpaCacheShape& shape) {
   const std::int64_t number = tensor_product_attention::NumberSize(shape.type);
   const std::int64_t scales = shape.type == TpaCacheType::kInt8 ? sizeof(float) : 0;
   // Scales first, which are aligned.
-  const std::int64_t bytes =
-      tokens * (scales * (2 + shape.k_rank + shape.v_rank) +
-                number * (shape.heads * (shape.k_rank + shape.v_rank) + shape.k_rank * shape.d +
-                          shape.v_rank * shape.e));
+  const std::int64_t bytes = tokens * (scales * (2 + shape.k_rank + shape.v_rank) +
+                                       number * (shape.heads * (shape.k_rank + shape.v_rank) +
+                                                 shape.k_rank * shape.d + shape.v_rank * shape.e));
   memory_.resize(static_cast<std::size_t>(bytes));
   std::uint8_t* at = memory_.data();
   const auto take = [&](std::int64_t size) {

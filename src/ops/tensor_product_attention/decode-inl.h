@@ -122,8 +122,7 @@ struct DecodeBlock {
       const std::int64_t end =
           paged ? std::min(tokens.end, token - slot + problem.page_size) : tokens.end;
       const T* at = static_cast<const T*>(factor.data) + page * factor.page + slot * factor.token;
-      const float* scales =
-          factor.scales + page * factor.scale_page + slot * factor.scale_token;
+      const float* scales = factor.scales + page * factor.scale_page + slot * factor.scale_token;
       for (; token < end; ++token) {
         const std::int64_t readable =
             factor.token == elements ? (end - token) * elements : elements;
@@ -139,15 +138,14 @@ struct DecodeBlock {
       using T = typename decltype(storage)::Type;
       constexpr bool kScaled = std::is_same_v<T, std::int8_t>;
       const std::int64_t before = heads.begin * factor.row;
-      ForEachToken<T>(factor, problem.H * ranks,
-                      [&](std::int64_t token, const T* at, std::int64_t readable,
-                          const float* scales) HWY_ATTR {
-                        LoadHeads<kScaled>(at + before, factor.row, heads.size(), ranks,
-                                           factor.row == ranks ? readable - before
-                                                               : heads.size() * ranks,
-                                           kScaled ? *scales : 1.0f, work.row, work.a,
-                                           token * ranks);
-                      });
+      ForEachToken<T>(
+          factor, problem.H * ranks,
+          [&](std::int64_t token, const T* at, std::int64_t readable, const float* scales)
+              HWY_ATTR {
+                LoadHeads<kScaled>(at + before, factor.row, heads.size(), ranks,
+                                   factor.row == ranks ? readable - before : heads.size() * ranks,
+                                   kScaled ? *scales : 1.0f, work.row, work.a, token * ranks);
+              });
     });
   }
   // bk or bv: rows (token, rank).
@@ -156,14 +154,14 @@ struct DecodeBlock {
       using T = typename decltype(storage)::Type;
       constexpr bool kScaled = std::is_same_v<T, std::int8_t>;
       ForEachToken<T>(factor, ranks * columns,
-                      [&](std::int64_t token, const T* at, std::int64_t,
-                          const float* scales) HWY_ATTR {
-                        for (std::int64_t r = 0; r < ranks; ++r) {
-                          LoadRow<kScaled>(at + r * factor.row, columns,
-                                           kScaled ? scales[r * factor.scale_row] : 1.0f, work.b,
-                                           token * ranks + r);
-                        }
-                      });
+                      [&](std::int64_t token, const T* at, std::int64_t, const float* scales)
+                          HWY_ATTR {
+                            for (std::int64_t r = 0; r < ranks; ++r) {
+                              LoadRow<kScaled>(at + r * factor.row, columns,
+                                               kScaled ? scales[r * factor.scale_row] : 1.0f,
+                                               work.b, token * ranks + r);
+                            }
+                          });
     });
   }
 };
@@ -344,10 +342,10 @@ inline void FinishDecode(const DecodeProblem& problem, std::int64_t batch, Range
         row[i] = empty ? 0.0f : *ElementOf(from.out, h, static_cast<std::int64_t>(place)) * factor;
       }
       T* to = RowAt<T>(problem.out, batch, heads.begin + h, 0);
-      ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
-                                  std::int64_t) ATTNOPS_INLINE_LAMBDA {
-        StoreChunkN(LoadFloatsAs<T>(row + column, n), to + column, n);
-      });
+      ForEachChunk(problem.E,
+                   [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
+                     StoreChunkN(LoadFloatsAs<T>(row + column, n), to + column, n);
+                   });
       if (problem.lse.data != nullptr) {
         *RowAt<float>(problem.lse, batch, heads.begin + h, 0) =
             empty ? -std::numeric_limits<float>::infinity() : from.max[h] + std::log(from.sum[h]);

@@ -182,8 +182,7 @@ class DecodeCall {
       const std::int64_t first = first_piece_[begin];
       RunTasks(first_piece_[end] - first, workers, [&](std::int64_t task, int worker) {
         const DecodeWorkspace work = works.At(worker);
-        const auto after =
-            std::upper_bound(first_piece_.begin(), first_piece_.end(), first + task);
+        const auto after = std::upper_bound(first_piece_.begin(), first_piece_.end(), first + task);
         const std::int64_t batch = after - first_piece_.begin() - 1;
         kernels_.prepare(problem_, batch, heads, work);
         kernels_.attend(problem_, batch, heads, PieceAt(batch, first + task - first_piece_[batch]),

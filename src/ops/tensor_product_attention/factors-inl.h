@@ -89,25 +89,25 @@ HWY_INLINE TwoRanks SplitRanks(const Chunk& lower, const Chunk& upper) {
 #if !ATTNOPS_ONE_LANE
   if constexpr (!IsInterleaved<T>::kValue) {
     const DF d;
-    return {{{hn::ConcatEven(d, lower.v[1], lower.v[0]), hn::ConcatEven(d, upper.v[1], upper.v[0])}},
-            {{hn::ConcatOdd(d, lower.v[1], lower.v[0]), hn::ConcatOdd(d, upper.v[1], upper.v[0])}}};
+    return {
+        {{hn::ConcatEven(d, lower.v[1], lower.v[0]), hn::ConcatEven(d, upper.v[1], upper.v[0])}},
+        {{hn::ConcatOdd(d, lower.v[1], lower.v[0]), hn::ConcatOdd(d, upper.v[1], upper.v[0])}}};
   }
 #endif
   return {{{lower.v[0], upper.v[0]}}, {{lower.v[1], upper.v[1]}}};
 }
 
-// A token's heads of ak or av, `row` elements apart, as `ranks` rows of a matrix in panels: heads in
-// natural order. Places without a head are arbitrary: the `readable` elements from the token on, of
-// which there are at least its own, may be loaded. `buffer` has room for heads·ranks numbers.
+// A token's heads of ak or av, `row` elements apart, as `ranks` rows of a matrix in panels: heads
+// in natural order. Places without a head are arbitrary: the `readable` elements from the token on,
+// of which there are at least its own, may be loaded. `buffer` has room for heads·ranks numbers.
 template <bool kScaled, typename T>
 HWY_INLINE void LoadHeads(const T* from, std::int64_t row, std::int64_t heads, std::int64_t ranks,
                           std::int64_t readable, float scale, float* buffer, const Panels& to,
                           std::int64_t first) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
   const Chunk factor = Fill<2>(scale);
-  const auto scaled = [&](const Chunk& x) ATTNOPS_INLINE_LAMBDA {
-    return kScaled ? Mul(x, factor) : x;
-  };
+  const auto scaled = [&](const Chunk& x)
+                          ATTNOPS_INLINE_LAMBDA { return kScaled ? Mul(x, factor) : x; };
   if (ranks == 2 && row == 2) {
     for (std::int64_t c = 0; c < ChunksOf(heads); ++c) {
       const T* at = from + 2 * c * chunk;

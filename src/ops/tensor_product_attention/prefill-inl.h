@@ -31,17 +31,17 @@ struct HeadFactors {
 };
 
 HWY_INLINE HeadFactors QueryFactors(const PrefillProblem& problem, std::int64_t batch,
-                                 std::int64_t head) {
+                                    std::int64_t head) {
   const bool full = problem.aq.data == nullptr;
-  return {problem.aq, full ? problem.q : problem.bq, batch,     head,
-          problem.Rq, problem.D,                     problem.score_scale};
+  return {problem.aq,         full ? problem.q : problem.bq, batch, head, problem.Rq, problem.D,
+          problem.score_scale};
 }
 HWY_INLINE HeadFactors KeyFactors(const PrefillProblem& problem, std::int64_t batch,
-                              std::int64_t head) {
+                                  std::int64_t head) {
   return {problem.ak, problem.bk, batch, head, problem.Rk, problem.D, 1.0f};
 }
 HWY_INLINE HeadFactors ValueFactors(const PrefillProblem& problem, std::int64_t batch,
-                                std::int64_t head) {
+                                    std::int64_t head) {
   return {problem.av, problem.bv, batch, head, problem.Rv, problem.E, 1.0f};
 }
 
@@ -52,21 +52,20 @@ HWY_INLINE void FormRows(const HeadFactors& factors, Range tokens, const Panels&
     const std::int64_t token = tokens.begin + i;
     if (factors.a.data == nullptr) {
       LoadRow<true>(RowAt<T>(factors.b, factors.batch, factors.head, token), factors.columns,
-              factors.scale, to, i);
+                    factors.scale, to, i);
       continue;
     }
     const T* a = RowAt<T>(factors.a, factors.batch, factors.head, token);
     const T* b = RowAt<T>(factors.b, factors.batch, 0, token);
-    ForEachChunk(factors.columns,
-                 [&](std::int64_t column, std::size_t n, std::int64_t c) ATTNOPS_INLINE_LAMBDA {
-                   Chunk sum = Mul(LoadChunkN(b + column, n),
-                                   Fill<2>(factors.scale * ToFloat(a[0])));
-                   for (std::int64_t r = 1; r < factors.ranks; ++r) {
-                     sum = MulAdd(LoadChunkN(b + r * factors.b.head + column, n),
-                                  Fill<2>(factors.scale * ToFloat(a[r])), sum);
-                   }
-                   StoreChunk(sum, RowOf(to, c, i));
-                 });
+    ForEachChunk(factors.columns, [&](std::int64_t column, std::size_t n,
+                                      std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+      Chunk sum = Mul(LoadChunkN(b + column, n), Fill<2>(factors.scale * ToFloat(a[0])));
+      for (std::int64_t r = 1; r < factors.ranks; ++r) {
+        sum = MulAdd(LoadChunkN(b + r * factors.b.head + column, n),
+                     Fill<2>(factors.scale * ToFloat(a[r])), sum);
+      }
+      StoreChunk(sum, RowOf(to, c, i));
+    });
   }
 }
 
@@ -80,8 +79,8 @@ HWY_INLINE void ZeroRows(const Panels& matrix, std::int64_t count, std::int64_t 
 
 // The queries of a block as rows and as columns.
 template <typename T>
-HWY_INLINE void FormQueryBlock(const PrefillProblem& problem, std::int64_t batch,
-                               std::int64_t head, Range queries, const PrefillWorkspace& work) {
+HWY_INLINE void FormQueryBlock(const PrefillProblem& problem, std::int64_t batch, std::int64_t head,
+                               Range queries, const PrefillWorkspace& work) {
   FormRows<T>(QueryFactors(problem, batch, head), queries, work.q);
   ZeroRows(work.q, queries.size(), problem.D);
   TransposePanels(work.q, Padded(queries.size()), Padded(problem.D), work.q_transposed);
@@ -176,24 +175,21 @@ void AttendQueries(const PrefillProblem& problem, std::int64_t batch, std::int64
       StoreChunk(new_max, max);
       StoreChunk(MulAdd(LoadChunk(sum), factor, block_sum), sum);
     }
-    Product<Left::kTransposed>(
-        work.pairs, s, work.v, pair.Rows(), keys, ChunksOf(problem.E),
-        AddValues{RowsFrom(work.out, pair.FirstRow()), work.factor + pair.FirstRow(), first > 0,
-                  nothing});
+    Product<Left::kTransposed>(work.pairs, s, work.v, pair.Rows(), keys, ChunksOf(problem.E),
+                               AddValues{RowsFrom(work.out, pair.FirstRow()),
+                                         work.factor + pair.FirstRow(), first > 0, nothing});
   }
   for (std::int64_t i = 0; i < N; ++i) {
     T* to = RowAt<T>(problem.out, batch, head, queries.begin + i);
     const Chunk factor = Fill<2>(end == 0 ? 0.0f : problem.value_scale / work.sum[i]);
-    ForEachChunk(problem.E,
-                 [&](std::int64_t column, std::size_t n, std::int64_t c) ATTNOPS_INLINE_LAMBDA {
-                   const Chunk sums =
-                       end == 0 ? Fill<2>(0.0f) : Mul(LoadChunk(RowOf(work.out, c, i)), factor);
-                   StoreChunkN(sums, to + column, n);
-                 });
+    ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
+                                std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+      const Chunk sums = end == 0 ? Fill<2>(0.0f) : Mul(LoadChunk(RowOf(work.out, c, i)), factor);
+      StoreChunkN(sums, to + column, n);
+    });
     if (problem.lse.data == nullptr) continue;
     *RowAt<float>(problem.lse, batch, head, queries.begin + i) =
-        end == 0 ? -std::numeric_limits<float>::infinity()
-                 : work.max[i] + std::log(work.sum[i]);
+        end == 0 ? -std::numeric_limits<float>::infinity() : work.max[i] + std::log(work.sum[i]);
   }
 }
 

@@ -130,13 +130,12 @@ HWY_INLINE void SplitToken(const HeadFactors& factors, std::int64_t token, bool 
     const Chunk factor = Fill<2>(factors.scale * ToFloat(a[r]));
     float* sum = sums + r * Padded(factors.columns);
     Chunk dot = Fill<2>(0.0f);
-    ForEachChunk(factors.columns,
-                 [&](std::int64_t column, std::size_t n, std::int64_t c) ATTNOPS_INLINE_LAMBDA {
-                   const Chunk d = LoadChunk(RowOf(from, c, row));
-                   dot = MulAdd(d, LoadChunkN(b + column, n), dot);
-                   StoreChunk(first ? Mul(d, factor) : MulAdd(d, factor, LoadChunk(sum + column)),
-                              sum + column);
-                 });
+    ForEachChunk(factors.columns, [&](std::int64_t column, std::size_t n,
+                                      std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+      const Chunk d = LoadChunk(RowOf(from, c, row));
+      dot = MulAdd(d, LoadChunkN(b + column, n), dot);
+      StoreChunk(first ? Mul(d, factor) : MulAdd(d, factor, LoadChunk(sum + column)), sum + column);
+    });
     const VF product = hn::Set(DF(), SumOf(dot) * factors.scale);
     StoreChunkN(Chunk{{product, product}}, da + r, 1);
   }
@@ -189,17 +188,16 @@ void SplitQueries(const PrefillProblem& problem, const PrefillGradients& gradien
       T* to = RowAt<T>(gradients.q, batch, head, segment.begin + i);
       ForEachChunk(problem.D, [&](std::int64_t column, std::size_t n,
                                   std::int64_t c) ATTNOPS_INLINE_LAMBDA {
-        StoreChunkN(Mul(LoadChunk(RowOf(from[head - heads.begin].q, c, i)), scale), to + column,
-                    n);
+        StoreChunkN(Mul(LoadChunk(RowOf(from[head - heads.begin].q, c, i)), scale), to + column, n);
       });
     }
   }
 }
 
 template <typename T>
-void SplitKeys(const PrefillProblem& problem, const PrefillGradients& gradients,
-               std::int64_t batch, Range heads, Range segment, Range tokens,
-               const HeadGradients* from, const FactorSums& sums) {
+void SplitKeys(const PrefillProblem& problem, const PrefillGradients& gradients, std::int64_t batch,
+               Range heads, Range segment, Range tokens, const HeadGradients* from,
+               const FactorSums& sums) {
   SplitFactors<T>(
       KeyFactors(problem, batch, 0), problem.H, heads, segment, tokens,
       [&](std::int64_t i) HWY_ATTR -> const Panels& { return from[i].k; }, gradients.ak,

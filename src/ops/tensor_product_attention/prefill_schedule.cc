@@ -17,8 +17,8 @@ namespace {
 // in the caches, but at least one for each thread if that fits into kMostWaveBytes.
 constexpr std::int64_t kWaveBytes = std::int64_t{4} << 20;
 constexpr std::int64_t kMostWaveBytes = std::int64_t{28} << 20;
-// Bound of the sums over heads. Longer sequences are cut into segments, with passes of their own for
-// queries and keys.
+// Bound of the sums over heads. Longer sequences are cut into segments, with passes of their own
+// for queries and keys.
 constexpr std::int64_t kSumBytes = std::int64_t{24} << 20;
 // Tokens whose gradients a task takes apart.
 constexpr std::int64_t kSplitTokens = 32;
@@ -116,9 +116,8 @@ class PrefillCall {
   std::int64_t SegmentSize() const {
     const std::int64_t token = FloatBytes((problem_.Rq + problem_.Rk) * Columns(problem_.D) +
                                           problem_.Rv * Columns(problem_.E));
-    return std::max<std::int64_t>(kQueryBlock,
-                                  kSumBytes / std::max<std::int64_t>(token, 1) / kQueryBlock *
-                                      kQueryBlock);
+    return std::max<std::int64_t>(
+        kQueryBlock, kSumBytes / std::max<std::int64_t>(token, 1) / kQueryBlock * kQueryBlock);
   }
 
   struct Waves {
@@ -134,9 +133,9 @@ class PrefillCall {
                 const BackwardRanges& ranges) const {
     const std::int64_t D = problem_.D, E = problem_.E, chunk = kernels_.chunk;
     const std::int64_t queries = ranges.queries.size(), keys = ranges.keys.size();
-    const std::int64_t head_bytes = FloatBytes(Panels::Size(queries, D, chunk) +
-                                               Panels::Size(keys, D, chunk) +
-                                               Panels::Size(keys, E, chunk));
+    const std::int64_t head_bytes =
+        FloatBytes(Panels::Size(queries, D, chunk) + Panels::Size(keys, D, chunk) +
+                   Panels::Size(keys, E, chunk));
     const std::int64_t wanted = std::max<std::int64_t>(workers_, kWaveBytes / (head_bytes + 1));
     const std::int64_t fit = std::max<std::int64_t>(1, kMostWaveBytes / (head_bytes + 1));
     std::int64_t wave = std::min({wanted, fit, problem_.H});

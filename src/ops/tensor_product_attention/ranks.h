@@ -73,18 +73,18 @@ struct PairSpace {
   Panels left, right;
 };
 
-// A worker's matrices, float32. Columns of bk, bv and q are in the cache type's storage order, heads
-// in natural order.
+// A worker's matrices, float32. Columns of bk, bv and q are in the cache type's storage order,
+// heads in natural order.
 struct DecodeWorkspace {
-  Panels aq;     // (R_q, heads), scaled
-  Panels bq;     // (D, R_q)
-  Panels q;      // (D, heads)
-  Panels b;      // (tokens·R_k, D), then (tokens·R_v, E)
-  Panels p;      // (tokens·R_k, R_q): bk·bqᵀ
-  Panels t;      // (tokens·R_k, heads): q·bkᵀ, transposed
-  Panels a;      // (tokens·R_k, heads) of ak, then (tokens·R_v, heads) of av, which become weights
-  Panels s;      // (tokens, heads): scores
-  float* row;    // H·max(R_k, R_v) or E numbers
+  Panels aq;   // (R_q, heads), scaled
+  Panels bq;   // (D, R_q)
+  Panels q;    // (D, heads)
+  Panels b;    // (tokens·R_k, D), then (tokens·R_v, E)
+  Panels p;    // (tokens·R_k, R_q): bk·bqᵀ
+  Panels t;    // (tokens·R_k, heads): q·bkᵀ, transposed
+  Panels a;    // (tokens·R_k, heads) of ak, then (tokens·R_v, heads) of av, which become weights
+  Panels s;    // (tokens, heads): scores
+  float* row;  // H·max(R_k, R_v) or E numbers
   // Of each head: the maximum with this block, its sum, and what multiplies the sums of the blocks
   // before.
   float *max, *sum, *factor;
@@ -113,9 +113,9 @@ struct AppendTarget {
 };
 // Writes `rows` rows of `columns` numbers, `stride` elements apart, as one row, each rotated by the
 // angles of a table if there are any. `buffer` has room for all numbers.
-using AppendKernel = void (*)(DType dtype, const void* from, std::int64_t stride,
-                              std::int64_t rows, std::int64_t columns, const float* cos,
-                              std::int64_t width, const AppendTarget& to, float* buffer);
+using AppendKernel = void (*)(DType dtype, const void* from, std::int64_t stride, std::int64_t rows,
+                              std::int64_t columns, const float* cos, std::int64_t width,
+                              const AppendTarget& to, float* buffer);
 AppendKernel AppendKernelOf(TargetIndex target);
 
 // One decoding step over checked arguments; out is not empty.
@@ -150,10 +150,10 @@ struct PrefillGradients {
 };
 
 struct PrefillWorkspace {
-  Panels q, q_transposed;    // (queries, D) and (D, queries), scaled
-  Panels k, v;               // (keys, D), (keys, E)
-  Panels s;                  // (keys, queries): scores, then weights
-  Panels out;                // (queries, E)
+  Panels q, q_transposed;     // (queries, D) and (D, queries), scaled
+  Panels k, v;                // (keys, D), (keys, E)
+  Panels s;                   // (keys, queries): scores, then weights
+  Panels out;                 // (queries, E)
   float *max, *sum, *factor;  // of each query
   PairSpace pairs;
   // For the backward:

@@ -123,8 +123,8 @@ class Call {
     work.q.Plan(plan, places, through_rank ? 0 : D, kernels_.chunk);
     work.t.Plan(plan, through_rank ? R : places, kBlockTokens, kernels_.chunk);
     work.s.Plan(plan, kBlockTokens, places, kernels_.chunk);
-    work.right.Plan(plan, std::max(kBlockTokens, kTransposedFeatures),
-               kernels_.tile_columns, kernels_.chunk);
+    work.right.Plan(plan, std::max(kBlockTokens, kTransposedFeatures), kernels_.tile_columns,
+                    kernels_.chunk);
     if (problem_.score_dot != nullptr) {
       work.left16_stride = RoundUp(D, kernels_.chunk) + kernels_.chunk;
       plan.AddForWorkers(work.left16, (through_rank ? R : places) * work.left16_stride / 2);

@@ -91,8 +91,7 @@ void TpaBackward(const TpaQuery& query, const TpaKeys& keys, const ConstTensorVi
                  const TpaGradients& gradients, const TpaOptions& options) {
   const TpaSizes sizes = CheckCall(query, keys, options);
   const Precision precision = PrecisionOf(kOp, options.precision, sizes.dtype);
-  const std::pair<const char*, const ConstTensorView&> outputs[] = {{"out", out},
-                                                                    {"d_out", d_out}};
+  const std::pair<const char*, const ConstTensorView&> outputs[] = {{"out", out}, {"d_out", d_out}};
   for (const auto& [name, view] : outputs) {
     CheckView(kOp, name, view);
     CheckShape(kOp, name, view, {sizes.B, sizes.N, sizes.H, sizes.E});
