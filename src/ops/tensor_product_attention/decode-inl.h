@@ -175,7 +175,7 @@ HWY_INLINE void MultiplyDecodeKeys(const DecodeBlock& block, bool through_rank) 
   Prefetcher nothing;
   if (through_rank) {
     if (work.pairs.dot == nullptr && problem.Rq <= kLanes) {
-      MultiplyNarrow(work.b, work.bq, rows, problem.D, work.p);
+      MultiplyNarrow(work.b, work.bq, rows, Padded(problem.D), work.p);
     } else {
       Product<Left::kStraight>(work.pairs, work.b, work.bq, rows, Padded(problem.D),
                                ChunksOf(problem.Rq), AddToMatrix{work.p, false, nothing});
