@@ -10,11 +10,11 @@ from torch.nn.functional import logsigmoid, pad
 
 import attnops
 from attnops_bench import reference
+from attnops_bench.operators._products import rounds_operands
 from attnops_bench.operators.linear_attention import CHUNK, DIM, HEADS, is_step
-from attnops_bench.random_inputs import normal
+from attnops_bench.random_inputs import DTYPES, normal
 from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 Forward = Callable[..., torch.Tensor]
 SCALE = DIM**-0.5
 
@@ -199,7 +199,7 @@ def checker(case: Case, given: Inputs) -> Checker:
     def check(column: Column, result: torch.Tensor | tuple[torch.Tensor, ...]) -> str | None:
         values = result if isinstance(result, tuple) else (result,)
         # Peers in the tensors' type round scores, states and products of decays.
-        in_type = column.role == "peer" and not column.name.endswith("_up")
+        in_type = column.role == "peer" and rounds_operands(case, column)
         for i, (name, value) in enumerate(zip(names, values, strict=False)):
             if value.ndim == 1:
                 continue

@@ -10,10 +10,9 @@ import torch
 import attnops
 from attnops_bench import reference
 from attnops_bench.operators.rope import DIM, HEADS, KEY_HEADS
-from attnops_bench.random_inputs import normal
+from attnops_bench.random_inputs import DTYPES, normal
 from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 HALF = DIM // 2
 LONGEST = 4096  # positions of a decode

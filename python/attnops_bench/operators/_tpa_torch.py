@@ -10,11 +10,11 @@ from torch.nn.functional import scaled_dot_product_attention
 import attnops
 from attnops.nn import TPACache
 from attnops_bench import reference
+from attnops_bench.operators._products import rounds_operands
 from attnops_bench.operators._tpa_shapes import DIM, RANKS
-from attnops_bench.random_inputs import normal
+from attnops_bench.random_inputs import DTYPES, normal
 from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 Forward = Callable[..., torch.Tensor]
 
 
@@ -135,8 +135,8 @@ def checker(case: Case, given: Inputs, causal: bool) -> Checker:
         shapes = [x.shape for x in given.differentiable]
         if given.d_out is not None and [x.shape for x in results] != shapes:
             return "wrong result: gradients of other shapes"
-        # Peers in the tensors' type round whole rows, scores, weights and their gradients.
-        roundings = 2 if column.role == "attnops" or column.name.endswith("_up") else 32
+        # Those that round operands round whole rows, scores, weights and their gradients.
+        roundings = 32 if rounds_operands(case, column) else 2
         allowed = roundings * roundoff + 8 * arithmetic
         if column.name == "attnops_int8":
             allowed += 0.1

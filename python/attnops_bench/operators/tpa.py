@@ -72,9 +72,10 @@ class Tpa:
                 moved=queries + keys + out,
                 flops=2 * pairs * (score_products(heads) + heads * DIM),
                 held=queries + keys + out,
+                direct=0,
             )
         moved = 2 * (queries + keys + out)
-        return Cost(moved=moved, flops=2 * pairs * 5 * heads * DIM, held=moved)
+        return Cost(moved=moved, flops=2 * pairs * 5 * heads * DIM, held=moved, direct=0)
 
     def peak_bytes(self, case: Case, column: Column) -> int:
         """Peers on the factors have all scores of each rank; the others K, V and gradients."""

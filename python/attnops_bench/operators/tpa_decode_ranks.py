@@ -73,6 +73,7 @@ class TpaDecodeRanks:
             moved=queries + keys,
             flops=2 * batch * case.n * products,
             held=queries + keys + batch * heads * DIM * BYTES[case.dtype],
+            direct=0,
         )
 
     def peak_bytes(self, case: Case, column: Column) -> int:
