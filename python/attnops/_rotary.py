@@ -101,7 +101,8 @@ def check(
 ) -> None:
     """The checks of the kernel but for the values of positions."""
     _checks.offset(op, offset)
-    if offset != 0 and (positions is not None or offsets is not None):
+    # A compiled graph does not depend on the offset: it is looked at last.
+    if (positions is not None or offsets is not None) and offset != 0:
         _checks.fail(op, f"offset must be 0 with positions; it is {offset}")
     if positions is not None and offsets is not None:
         _checks.fail(op, "offset must be 0 with positions; it is a tensor")

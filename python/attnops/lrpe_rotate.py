@@ -22,7 +22,7 @@ def lrpe_rotate(
     interleaved: bool = False,
     sections: Sequence[int] | None = None,
     sections_interleaved: bool = False,
-    scale: float = 1.0,
+    scale: float = 1,  # an integer: a float would be an input of a compiled graph
     layout: str = "bnhd",
 ) -> Tensor:
     """Rotate the pairs (j, j+D/2) of act(x) by the angle (offset+t)·theta[h,j].

@@ -24,7 +24,7 @@ def rope(
     interleaved: bool = False,
     sections: Sequence[int] | None = None,
     sections_interleaved: bool = False,
-    scale: float = 1.0,
+    scale: float = 1,  # an integer: a float would be an input of a compiled graph
     layout: str = "bnhd",
     inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:

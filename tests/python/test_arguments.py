@@ -28,6 +28,11 @@ NO_POSITIONS = {"shape": None, "offset": 0, "l": 0}
 # Good arguments of each public function.
 FUNCTIONS = {
     attnops.lrpe_rotate: {"x": torch.randn(2, 5, 3, 8), "theta": torch.randn(3, 4)},
+    attnops.rope: {
+        "q": torch.randn(2, 5, 3, 8),
+        "k": torch.randn(2, 5, 1, 8),
+        "theta": torch.randn(1, 4),
+    },
     attnops.md_lrpe_cosine: GRID | {"theta": torch.randn(3, 4)},
     attnops.lrpe_table: {"theta": torch.randn(3, 4), "shape": (4, 5), "d": 8},
     attnops.flao: FLAO,
@@ -243,7 +248,7 @@ def operator_options(name: str) -> dict:
         "dim": None,
         "keep": KEEP["none"],
         "lrpe": LRPE["rotate"],
-        "scale": None,
+        "scale": 1.0 if name == "lrpe_rotate" else None,
         "scale_q": None,
         "scale_k": 1.0,
         "scale_v": 1.0,
@@ -394,7 +399,7 @@ def test_forward_mode_of_something_else(call):
     expected = function(**options)
     with forward_ad.dual_level():
         forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        assert torch.equal(function(**options), expected)
+        torch.testing.assert_close(function(**options), expected, atol=0, rtol=0)
 
 
 def test_every_public_function_is_here():

@@ -49,7 +49,8 @@ def test_rope_and_its_gradients(given, positions, pairs, layout, dtype):
         assert_near_double(actual, wanted, dtype, scale=of)
     assert d_theta.dtype == torch.float32
     size = sum(
-        (x.detach().double().abs().sum() * d.double().abs().max()) for x, d in zip(leaves, d_outs)
+        (x.detach().double().abs().sum() * d.double().abs().max())
+        for x, d in zip(leaves, d_outs, strict=True)
     )
     assert (d_theta - expected_theta).abs().max() <= THETA_GRADIENT * float(size) * N
 
@@ -129,8 +130,10 @@ def test_inplace(dtype):
     expected = attnops.rope(q, k, theta, offset=5)
     version = q._version
     results = attnops.rope(q, k, theta, offset=5, inplace=True)
-    assert results[0] is q and results[1] is k
-    assert torch.equal(q, expected[0]) and torch.equal(k, expected[1])
+    assert results[0] is q
+    assert results[1] is k
+    assert torch.equal(q, expected[0])
+    assert torch.equal(k, expected[1])
     assert q._version > version
     with pytest.raises((ValueError, RuntimeError), match="rope: the last axis"):
         attnops.rope(q.transpose(2, 3), q.transpose(2, 3), theta[:2], inplace=True)
