@@ -159,8 +159,8 @@ void TpaAppend(const TpaPool& pool, const TpaKeys& tokens, const TpaSequences& s
     source.per_axis = shape.d / 2;
     angles = AnglesOf(source, shape.d / 2, angle_kernels.chunk);
     for (std::int64_t b = 0; b < B; ++b) {
-      steps |= StepsOfLine(sequences.lengths[b], counts == nullptr ? N : counts[b],
-                           angles.step_count);
+      steps |=
+          StepsOfLine(sequences.lengths[b], counts == nullptr ? N : counts[b], angles.step_count);
     }
   }
   std::int64_t widest = 0;
