@@ -8,7 +8,7 @@ import torch
 import attnops
 from attnops import _rotary
 from rope_cases import PAIRS, POSITIONS, B, D, H, K, N, rotate, sections_of, theta_of
-from tolerances import THETA_GRADIENT, assert_near_double
+from tolerances import ROTATION, ROTATION_GRADIENT, THETA_GRADIENT, assert_near_double
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -97,8 +97,8 @@ def test_lrpe_rotate_and_its_gradients(pairs, heads, act):
     expected_dx, expected_theta = torch.autograd.grad(
         expected, (exact, exact_theta), d_out.double()
     )
-    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(dx.double(), expected_dx, atol=2e-5, rtol=0)
+    torch.testing.assert_close(out.double(), expected, **ROTATION)
+    torch.testing.assert_close(dx.double(), expected_dx, **ROTATION_GRADIENT)
     scale = (y.detach().abs().sum() * d_out.abs().max()).item() * N
     assert (d_theta - expected_theta).abs().max() <= THETA_GRADIENT * scale
 

@@ -5,7 +5,7 @@ import torch
 
 import attnops
 from rope_cases import rotate, theta_of
-from tolerances import THETA_GRADIENT
+from tolerances import ROTATION, THETA_GRADIENT
 
 OPTIONS = (None, None, 7, None, False, None, False, 1.0, 0)
 
@@ -86,7 +86,7 @@ def test_second_derivative():
     weight = torch.randn_like(dq)
     (d_d_out,) = torch.autograd.grad(dq, d_out, weight)
     expected = rotate(weight.double(), theta.double(), torch.arange(5).expand(1, 2, 5))
-    torch.testing.assert_close(d_d_out.double(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(d_d_out.double(), expected, **ROTATION)
     theta.requires_grad_()
     for operator in (lambda: attnops.rope(q, k, theta)[0], lambda: attnops.lrpe_rotate(q, theta)):
         out = operator()

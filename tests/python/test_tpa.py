@@ -7,7 +7,7 @@ from torch import nn
 import attnops
 from attnops.nn import TensorProductAttention, TPACache
 from support import central_differences, error_of
-from tolerances import ROUNDOFF
+from tolerances import LAYER, LAYER_GRADIENT, ROUNDOFF
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAMES = ("aq", "ak", "av", "bq", "bk", "bv")
@@ -231,14 +231,14 @@ def test_layer(options):
     plain = Plain(layer)
     x = torch.randn(2, 19, 32, requires_grad=True)
     out, expected = layer(x), plain(x)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out, expected, **LAYER)
     parameters = [x, *layer.parameters()]
     for actual, right in zip(
         torch.autograd.grad(out.square().sum(), parameters),
         torch.autograd.grad(expected.square().sum(), parameters),
         strict=True,
     ):
-        torch.testing.assert_close(actual, right, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(actual, right, **LAYER_GRADIENT)
 
 
 def test_published_names():
@@ -260,7 +260,7 @@ def test_layer_with_a_cache(options, page_size):
         cache.join(2)
         parts = [layer(x[:, :5], cache=cache), layer(x[:, 5:8], cache=cache)]
         parts += [layer(x[:, i : i + 1], cache=cache) for i in range(8, 13)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, **LAYER)
 
 
 def test_sequences_join_and_leave():
@@ -276,13 +276,13 @@ def test_sequences_join_and_leave():
         second = cache.join()
         layer(x[1:2, :2], cache=cache, sequences=[second])
         out = layer(torch.stack([x[0, 6:7], x[1, 2:3]]), cache=cache)
-        torch.testing.assert_close(out[0], whole[0, 6:7], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(out[1], whole[1, 2:3], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out[0], whole[0, 6:7], **LAYER)
+        torch.testing.assert_close(out[1], whole[1, 2:3], **LAYER)
         error_of("tpa_cache", lambda: cache.join(), "sequences")
         cache.leave(first)
         third = cache.join()
         out = layer(x[2:3], cache=cache, sequences=[third])
-        torch.testing.assert_close(out, whole[2:3], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out, whole[2:3], **LAYER)
         fork = None
         cache.leave(second)
         fork = cache.fork(third)
@@ -291,7 +291,7 @@ def test_sequences_join_and_leave():
         both = layer(ends, cache=cache, sequences=[third, fork])
         for b in range(2):
             right = layer(torch.cat([x[2:3], ends[b : b + 1]], 1))[0, -1]
-            torch.testing.assert_close(both[b, 0], right, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(both[b, 0], right, **LAYER)
         cache.leave(third)
         cache.leave(fork)
         assert cache.free_pages == 6

@@ -96,3 +96,17 @@ def assert_near_double(
 def float32_angles(positions: int, largest: float) -> float:
     """How far a rotation of values up to `largest` is off with angles that are float32 products."""
     return 2 * largest * (positions * 2 * ROUNDOFF[torch.float32] + ARITHMETIC["none"])
+
+
+# How much larger the sum of the magnitudes of a result's terms may be than the largest result, for
+# random inputs and gradients that go through three products.
+CANCELLATION = 64
+# A derivative by central differences in float64, beside a gradient computed in float32, relative to
+# the sum of its terms' magnitudes.
+DIFFERENCES = 1e-4
+# A float32 layer of a few matrix products, and its gradients, beside another order of its sums.
+LAYER = {"rtol": 1e-4, "atol": 1e-5}
+LAYER_GRADIENT = {"rtol": 1e-3, "atol": 1e-4}
+# A float32 rotation of values of size 1 to 10, absolute, and its gradient through an activation.
+ROTATION = {"rtol": 0, "atol": 1e-5}
+ROTATION_GRADIENT = {"rtol": 0, "atol": 2e-5}
