@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnops import _attention, _checks
+from attnops import _checks
 
 _OP = "linear_attention"
 _LAYOUTS = ("bnhd", "bhnd")
@@ -234,4 +234,4 @@ def _backward(ctx, d_out: Tensor | None, d_state: Tensor | None):
 torch.library.register_autograd(
     "attnops::linear_attention", _backward, setup_context=_setup_context
 )
-_attention.refuse_second_derivative(_OP)
+_checks.refuse_second_derivative(_OP, f"{_OP}_backward")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnops import _attention, _checks, _choices
+from attnops import _checks, _choices
 
 _OP = "tpa"
 _QUERIES = ("aq", "bq", "q")
@@ -201,4 +201,4 @@ def _backward(ctx, d_out: Tensor | None, _):
 torch.library.register_autograd("attnops::tpa", _backward, setup_context=_setup_context)
 
 
-_attention.refuse_second_derivative(_OP)
+_checks.refuse_second_derivative(_OP, f"{_OP}_backward")

@@ -90,7 +90,8 @@ def test_inputs_are_the_same_every_time():
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 def test_every_form_in_the_type_and_upcast_is_a_peer(dtype):
     """Whatever instructions the CPU has."""
-    for table in all_tables(dtypes=(dtype,)):
+    # rope's peers are transformers' own form, which chooses its types itself.
+    for table in (t for t in all_tables(dtypes=(dtype,)) if t.operator != "rope"):
         roles = {c.name: c.role for c in columns_of(table, None)}
         in_type = [n for n in roles if n.rsplit("_", 1)[-1] in ("to", "toc", "ton", "tonc")]
         assert in_type
