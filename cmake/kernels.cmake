@@ -32,6 +32,8 @@ attnops_kernels(ATTNOPS_KERNELS ops/linear_attention/causal_kernels-inl.h causal
 attnops_kernels(ATTNOPS_KERNELS ops/position_encoding position_encoding Choice ${encodings})
 attnops_kernels(ATTNOPS_KERNELS ops/tensor_product_attention tensor_product_attention Kernels
                 ${ATTNOPS_TYPES})
+attnops_kernels(ATTNOPS_KERNELS ops/tensor_product_attention/prefill_backward-inl.h tpa_prefill Kernels
+                ${ATTNOPS_TYPES})
 attnops_kernels(ATTNOPS_KERNELS gemm gemm Kernels BFloat16)
 attnops_kernels(ATTNOPS_KERNELS positions positions Kernels ${ATTNOPS_TYPES})
 attnops_kernels(ATTNOPS_KERNELS rowops rowops Kernels ${ATTNOPS_TYPES})

@@ -4,6 +4,7 @@
 #   setup.sh venv                     the Python environment .venv
 #   setup.sh requirements PACKAGE...  into .venv: these and what pyproject.toml asks for
 #   setup.sh pip ARGUMENT...          pip install in .venv
+#   setup.sh wheel ARGUMENT...        pip wheel, with the Python of .venv
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -66,7 +67,7 @@ with open("pyproject.toml", "rb") as file:
 project = pyproject["project"]
 extras = project.get("optional-dependencies", {})
 print(*pyproject["build-system"]["requires"], *project.get("dependencies", []), sep="\n")
-print(*extras.get("test", []), *extras.get("bench", []), sep="\n")
+print(*extras.get("test", []), *extras.get("bench", []), *extras.get("docs", []), sep="\n")
 PYTHON
   )
   echo 'installing Python packages in .venv'
@@ -81,5 +82,6 @@ case $command in
   venv) make_venv ;;
   requirements) install_requirements "$@" ;;
   pip) pip_install "$@" ;;
+  wheel) .venv/bin/python -m pip --quiet --disable-pip-version-check wheel "$@" ;;
   *) fail "setup.sh: unknown command $command" ;;
 esac

@@ -18,6 +18,7 @@
 #include "attnops/tpa_cache.h"         // IWYU pragma: export
 #include "attnops/tpa_decode.h"        // IWYU pragma: export
 #include "attnops/types.h"             // IWYU pragma: export
+#include "attnops/version.h"           // IWYU pragma: export
 #include "attnops/view.h"              // IWYU pragma: export
 
 #endif  // ATTNOPS_ATTNOPS_H_

@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // A bad argument. The message names the operator, the argument, what it must be
@@ -14,5 +15,6 @@ class Error : public std::invalid_argument {
 };
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_ERROR_H_

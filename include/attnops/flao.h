@@ -7,6 +7,7 @@
 #include "attnops/precision.h"
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // Tensors that the forward keeps for the backward; those that are given are written.
@@ -37,6 +38,24 @@ void FlaoBackward(const ConstTensorView& q, const ConstTensorView& k, const Cons
                   const TensorView& dk, const TensorView& dv, const TensorView& dg,
                   const FlaoKept& kept = {});
 
+// Flao in two halves, to use KV again and for sequences that are spread over machines.
+//   kv = Kᵀ·V
+// k (B,H,M,D), v (B,H,M,E); kv (B,H,D,E), float32. The KVs of parts of a sequence add up.
+void FlaoKv(const ConstTensorView& k, const ConstTensorView& v, const TensorView& kv,
+            std::optional<Precision> precision = {});
+//   dK = V·dKVᵀ      dV = K·dKV
+void FlaoKvBackward(const ConstTensorView& k, const ConstTensorView& v, const ConstTensorView& d_kv,
+                    const TensorView& dk, const TensorView& dv,
+                    std::optional<Precision> precision = {});
+//   out = G ⊙ (Q·KV)
+void FlaoOut(const ConstTensorView& q, const ConstTensorView& kv, const ConstTensorView& g,
+             const TensorView& out, std::optional<Precision> precision = {});
+// dq, dg and, in float32, d_kv.
+void FlaoOutBackward(const ConstTensorView& q, const ConstTensorView& kv, const ConstTensorView& g,
+                     const ConstTensorView& d_out, const TensorView& dq, const TensorView& d_kv,
+                     const TensorView& dg, std::optional<Precision> precision = {});
+
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_FLAO_H_

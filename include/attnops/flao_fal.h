@@ -9,6 +9,7 @@
 #include "attnops/types.h"
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // The position encoding of q and k.
@@ -31,6 +32,8 @@ struct FlaoFalOptions {
   Dims shape = {};
   std::int64_t offset = 0;  // of q's tokens in 1-d, within ±2^31; else 0
   std::int64_t l = 0;       // tokens in front that carry no position
+  // Of the halves below, else 0: the number, in its sequence, of the first token that is given.
+  std::int64_t start = 0;
 };
 
 // With the encoding and the activations as in LrpeRotate and MdLrpeCosine,
@@ -50,6 +53,27 @@ void FlaoFalBackward(const ConstTensorView& q, const ConstTensorView& k, const C
                      const FlaoFalOptions& options, const FlaoKept& kept = {},
                      const std::optional<TensorView>& d_theta = {});
 
+// The halves of FlaoFal, as those of Flao: kv = K̄ᵀ·V̄ (inner,E), and out = Ḡ ⊙ (Q̄·KV). The tokens
+// are the numbers `start`, start + 1, … of a sequence that has the options' l and shape; on a line
+// they have the positions offset + number − l, of keys too. Softmax over the sequence is over the
+// given tokens. A half uses the activations of its own tensors; d_theta is its share of theta's
+// gradient.
+void FlaoFalKv(const ConstTensorView& k, const ConstTensorView& v, const TensorView& kv,
+               const FlaoFalOptions& options, std::optional<Precision> precision = {});
+void FlaoFalKvBackward(const ConstTensorView& k, const ConstTensorView& v,
+                       const ConstTensorView& d_kv, const TensorView& dk, const TensorView& dv,
+                       const FlaoFalOptions& options, std::optional<Precision> precision = {},
+                       const std::optional<TensorView>& d_theta = {});
+void FlaoFalOut(const ConstTensorView& q, const ConstTensorView& kv, const ConstTensorView& g,
+                const TensorView& out, const FlaoFalOptions& options,
+                std::optional<Precision> precision = {});
+void FlaoFalOutBackward(const ConstTensorView& q, const ConstTensorView& kv,
+                        const ConstTensorView& g, const ConstTensorView& d_out,
+                        const TensorView& dq, const TensorView& d_kv, const TensorView& dg,
+                        const FlaoFalOptions& options, std::optional<Precision> precision = {},
+                        const std::optional<TensorView>& d_theta = {});
+
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_FLAO_FAL_H_

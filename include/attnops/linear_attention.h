@@ -8,6 +8,7 @@
 
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 struct LinearAttentionOptions {
@@ -24,7 +25,14 @@ struct LinearAttentionOptions {
   // Sequences packed into one (B = 1): sequence i has the tokens [cu_seqlens[i], cu_seqlens[i+1]).
   // Begins with 0, ends with N. Empty: each batch is a sequence.
   std::vector<std::int64_t> cu_seqlens;
+  // (LinearAttentionKeptStates(B, N),H,D,E), float32: states that the forward keeps for the
+  // backward, which computes them anew if they are not given. What is left over is not written.
+  std::optional<TensorView> kept_states;
 };
+
+// How many states of each head the forward may keep: those at every 1024th token of a sequence, for
+// D = E = 128 a twelfth of the bytes of q, k and v in bfloat16.
+std::int64_t LinearAttentionKeptStates(std::int64_t batches, std::int64_t tokens);
 
 // For each head, with λ = exp(log_decay) and μ = exp(log_decay_v):
 //   S_t = diag(λ_t)·S_{t−1}·diag(μ_t) + k_t·v_tᵀ      out_t = scale · q_tᵀ·S_t
@@ -38,9 +46,11 @@ void LinearAttention(const ConstTensorView& q, const ConstTensorView& k, const C
 struct LinearAttentionGradients {
   std::optional<ConstTensorView> d_state;  // of the last state; 0 if not given
   std::optional<TensorView> d_log_decay, d_log_decay_v, d_initial_state;  // written if given
+  std::optional<ConstTensorView> kept_states;  // as the forward wrote them for the same inputs
 };
 
-// The gradients; options.state is not used. States are computed anew.
+// The gradients; options.state and options.kept_states are not used. States that were not kept are
+// computed anew, with the same bits.
 void LinearAttentionBackward(const ConstTensorView& q, const ConstTensorView& k,
                              const ConstTensorView& v, const ConstTensorView& d_out,
                              const TensorView& dq, const TensorView& dk, const TensorView& dv,
@@ -48,5 +58,6 @@ void LinearAttentionBackward(const ConstTensorView& q, const ConstTensorView& k,
                              const LinearAttentionGradients& gradients = {});
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_LINEAR_ATTENTION_H_

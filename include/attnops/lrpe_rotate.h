@@ -8,6 +8,7 @@
 #include "attnops/types.h"
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 struct LrpeRotateOptions {
@@ -38,5 +39,6 @@ void LrpeRotateThetaGradient(const ConstTensorView& x, const ConstTensorView& th
                              const LrpeRotateOptions& options = {});
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_LRPE_ROTATE_H_

@@ -3,6 +3,7 @@
 #ifndef ATTNOPS_MACHINE_H_
 #define ATTNOPS_MACHINE_H_
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // Bytes read plus bytes written in a second by the best of memcpy and loops of
@@ -18,5 +19,6 @@ double MeasureFmaPeak(double seconds);
 double MeasureBf16Peak(double seconds);
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_MACHINE_H_

@@ -8,6 +8,7 @@
 #include "attnops/types.h"
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 struct MdLrpeCosineOptions {
@@ -51,5 +52,6 @@ void MdLrpeCosineBackwardWithTable(const ConstTensorView& x, const ConstTensorVi
                                    const MdLrpeCosineOptions& options);
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_MD_LRPE_COSINE_H_

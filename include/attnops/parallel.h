@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // The number of threads of the default (OpenMP) parallel-for; 0 means OpenMP's own
@@ -25,5 +26,6 @@ using ParallelFor = std::function<void(std::int64_t n, const ParallelForBody& bo
 void SetParallelFor(ParallelFor parallel_for, std::function<int()> num_threads = {});
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_PARALLEL_H_

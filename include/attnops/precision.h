@@ -6,6 +6,7 @@
 
 #include "attnops/types.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // - kHighest: float32.
@@ -26,5 +27,6 @@ Precision GetPrecision();
 Precision EffectivePrecision(DType dtype, std::optional<Precision> precision = {});
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_PRECISION_H_

@@ -7,6 +7,7 @@
 #include "attnops/rotary_options.h"
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 struct RopeOptions {
@@ -42,5 +43,6 @@ void RopeBackwardWithCosSin(const ConstTensorView& dq_out, const ConstTensorView
                             const TensorView& dk, const RopeOptions& options = {});
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_ROPE_H_

@@ -7,6 +7,7 @@
 
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // A strided view of integers of 32 or 64 bits.
@@ -59,5 +60,6 @@ struct RotaryOptions {
 };
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_ROTARY_OPTIONS_H_

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // Names of the compiled targets that this CPU has, best first ("AVX3", "AVX2",
@@ -24,5 +25,6 @@ std::string GetTarget();
 void SetTarget(const std::string& name);
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_TARGET_H_

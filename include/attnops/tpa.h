@@ -9,6 +9,7 @@
 #include "attnops/tpa_decode.h"
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // The queries: the factors a (B,N,H,R_q) and b (B,N,R_q,D), or whole ones, full (B,N,H,D).
@@ -40,19 +41,22 @@ struct TpaOptions {
 //   out[n,h] = Σ_m softmax_m(s[n])[m] · v[m,h]    lse[h,n] = log Σ_m exp(s[n,m])
 // out (B,N,H,E) has the type of all factors and shares no memory with them; lse (B,H,N) is float32
 // and may be left out. K and V of a few keys of one head exist at a time. Causal calls have M ≥ N.
-// Without keys out is 0 and lse −Inf.
+// lengths (B) says how many of the M keys a sequence has; those behind are not read. Without keys
+// out is 0 and lse −Inf.
 void Tpa(const TpaQuery& query, const TpaKeys& keys, const TensorView& out,
-         const std::optional<TensorView>& lse = {}, const TpaOptions& options = {});
+         const std::optional<TensorView>& lse = {}, const TpaOptions& options = {},
+         const std::int64_t* lengths = nullptr);
 
 // The gradients of what Tpa was given, in the shapes of its arguments.
 struct TpaGradients {
   std::optional<TensorView> aq, bq, q;
   TensorView ak, av, bk, bv;
 };
-// out and lse are Tpa's.
+// out and lse are Tpa's, or TpaDecode's. The gradients of keys that a sequence does not have are 0.
 void TpaBackward(const TpaQuery& query, const TpaKeys& keys, const ConstTensorView& out,
                  const ConstTensorView& lse, const ConstTensorView& d_out,
-                 const TpaGradients& gradients, const TpaOptions& options = {});
+                 const TpaGradients& gradients, const TpaOptions& options = {},
+                 const std::int64_t* lengths = nullptr);
 
 // Which tokens the sequences of a cache have. Without lengths all of them, M. With a page table the
 // factors are pages, ak (P,page_size,H,R_k) and so on, and token t of sequence b is in page
@@ -72,5 +76,6 @@ void TpaDecode(const TpaQuery& query, const TpaKeys& keys, const TensorView& out
                const TpaOptions& options = {}, TpaSplit split = TpaSplit::kAuto);
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_TPA_H_

@@ -9,6 +9,7 @@
 #include "attnops/tpa.h"
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // The type of a cache's numbers. int8 has a scale for each token of ak and av and for each row of
@@ -97,5 +98,6 @@ class TpaCache {
 };
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_TPA_CACHE_H_

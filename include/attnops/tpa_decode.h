@@ -7,6 +7,7 @@
 #include "attnops/precision.h"
 #include "attnops/view.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // How the work is divided among threads: by batch, by batch and heads, or by batch and pieces of
@@ -33,5 +34,6 @@ void TpaDecode(const ConstTensorView& aq, const ConstTensorView& ak, const Const
                const TensorView& out, const TpaDecodeOptions& options = {});
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_TPA_DECODE_H_

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // Storage of the 16-bit types; arithmetic is always float32 or better.
@@ -57,5 +58,6 @@ struct Activation {
 };
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_TYPES_H_

@@ -11,6 +11,7 @@
 #include "attnops/error.h"
 #include "attnops/types.h"
 
+#pragma GCC visibility push(default)
 namespace attnops {
 
 // A short list of sizes or strides, in elements.
@@ -106,5 +107,6 @@ using TensorView = BasicView<void*>;
 using ConstTensorView = BasicView<const void*>;
 
 }  // namespace attnops
+#pragma GCC visibility pop
 
 #endif  // ATTNOPS_VIEW_H_

@@ -8,7 +8,7 @@
 
 namespace attnops {
 
-// Index of a target in the tables that HWY_EXPORT makes.
+// Index of a target in the tables that ATTNOPS_EXPORT makes.
 struct TargetIndex {
   std::size_t value;
 };
@@ -22,7 +22,13 @@ TargetIndex BestTarget();
 
 }  // namespace attnops
 
-// The function that HWY_EXPORT(name) exported, for a target.
+// A table of a function's versions, one for each target, as HWY_EXPORT makes it. The first entry of
+// Highway's would call its library, which is thus not needed; the last is the fallback.
+#define ATTNOPS_EXPORT(name)                                                       \
+  static decltype(&HWY_STATIC_DISPATCH(name)) const HWY_DISPATCH_TABLE(name)[] = { \
+      &HWY_STATIC_DISPATCH(name), HWY_CHOOSE_TARGET_LIST(name), HWY_CHOOSE_FALLBACK(name)}
+
+// The function that ATTNOPS_EXPORT(name) exported, for a target.
 #define ATTNOPS_DISPATCH(name, target) (*HWY_DISPATCH_TABLE(name)[(target).value])
 
 #endif  // ATTNOPS_SRC_CORE_TARGET_H_

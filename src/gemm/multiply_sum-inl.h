@@ -21,10 +21,37 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
 
-// Which steps of a product count for the rows [first, last] of a tile: all, those up to `last` (a
-// is lower triangular), or those from `first` on (a is the transpose of such a matrix). What a
-// tile reads beside its triangle must be 0.
+// Which steps of a product count for a row: all, those up to the row (a is lower triangular), or
+// those from the row on (a is the transpose of such a matrix). What is beside the triangle is not
+// multiplied, so that a NaN of the right operand stays where it belongs.
 enum class Triangle { kNone, kLower, kUpper };
+
+// Adds the steps [first, first+steps) of a tile with the rows from `first` on, at most kRows of
+// them: the triangle on the diagonal.
+template <Left kLeft, Triangle kTriangle, int kRows, int C>
+HWY_INLINE TileSums<kRows, C> AddDiagonal(const Panels& a, std::int64_t first, const FromPanels& b,
+                                          std::int64_t steps, TileSums<kRows, C> sums) {
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  ForEach<kRows>([&](auto s) ATTNOPS_INLINE_LAMBDA {
+    if (s() >= steps) return;
+    const std::int64_t step = first + s();
+    const Pack<2 * C> right = b.template Load<C>(static_cast<std::size_t>(step));
+    const std::int64_t row = kLeft == Left::kStraight ? first : step;
+    const std::int64_t column = kLeft == Left::kStraight ? step : first;
+    const float* from = a.data + column / size * a.panel + row * size + column % size;
+    ForEach<kRows>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+      constexpr int kRow = decltype(i)::value, kStep = decltype(s)::value;
+      if constexpr (kTriangle == Triangle::kLower ? kStep <= kRow : kStep >= kRow) {
+        const VF left = hn::Set(DF(), from[kLeft == Left::kStraight ? kRow * kMaxChunk : kRow]);
+        ForEach<2 * C>([&](auto v) ATTNOPS_INLINE_LAMBDA {
+          constexpr int at = kRow * 2 * C + decltype(v)::value;
+          sums.v[at] = hn::MulAdd(left, right.v[decltype(v)::value], sums.v[at]);
+        });
+      }
+    });
+  });
+  return sums;
+}
 
 // One product of a sum: a·b or aᵀ·b, over `depth` steps.
 template <Left kLeft, Triangle kTriangle = Triangle::kNone>
@@ -37,15 +64,42 @@ struct Term {
   HWY_INLINE TileSums<kRows, C> Add(std::int64_t first, std::int64_t chunk, Prefetcher& prefetcher,
                                     const TileSums<kRows, C>& sums) const {
     static_assert(kTriangle != Triangle::kUpper || kLeft == Left::kTransposed);
-    const std::int64_t begin = kTriangle == Triangle::kUpper ? std::min(first, depth) : 0;
-    const std::int64_t end =
-        kTriangle == Triangle::kLower ? std::min<std::int64_t>(depth, first + kRows) : depth;
+    static_assert(kTriangle != Triangle::kLower || kLeft == Left::kStraight);
+    const FromPanels right{b.data + chunk * b.panel, static_cast<std::size_t>(b.panel)};
+    // The steps of the triangle on the diagonal, and where the others begin and end.
+    const std::int64_t steps =
+        kTriangle == Triangle::kNone ? 0 : std::clamp<std::int64_t>(depth - first, 0, kRows);
+    const std::int64_t begin = kTriangle == Triangle::kUpper ? std::min(first + steps, depth) : 0;
+    const std::int64_t end = kTriangle == Triangle::kLower ? std::min(first, depth) : depth;
+    TileSums<kRows, C> result = sums;
+    if constexpr (kTriangle == Triangle::kUpper) {
+      result = AddDiagonal<kLeft, kTriangle, kRows, C>(a, first, right, steps, result);
+    }
     const auto size = static_cast<std::int64_t>(ChunkSize());
     const Panels left{a.data + begin * size, a.panel};
-    const FromPanels right{b.data + chunk * b.panel + begin * size,
-                           static_cast<std::size_t>(b.panel)};
-    return AddTile<kLeft, kRows, C>(left, static_cast<std::size_t>(first), right,
-                                    static_cast<std::size_t>(end - begin), prefetcher, sums);
+    result = AddTile<kLeft, kRows, C>(left, static_cast<std::size_t>(first),
+                                      right.From(static_cast<std::size_t>(begin)),
+                                      static_cast<std::size_t>(end - begin), prefetcher, result);
+    if constexpr (kTriangle == Triangle::kLower) {
+      result = AddDiagonal<kLeft, kTriangle, kRows, C>(a, first, right, steps, result);
+    }
+    return result;
+  }
+};
+
+// Multiplies the sum of the terms before it: each row by its factor, unless there are none. There
+// is room for the rows of a tile behind the last factor.
+struct ScaleRows {
+  static constexpr Left kSide = Left::kStraight;
+  const float* factors;
+
+  template <int kRows, int C>
+  HWY_INLINE TileSums<kRows, C> Add(std::int64_t first, std::int64_t, Prefetcher&,
+                                    const TileSums<kRows, C>& sums) const {
+    if (factors == nullptr) return sums;
+    return MakePack<2 * C * kRows>([&](int i) ATTNOPS_INLINE_LAMBDA {
+      return hn::Mul(sums.v[i], hn::Set(DF(), factors[first + i / (2 * C)]));
+    });
   }
 };
 
@@ -82,14 +136,12 @@ HWY_INLINE void MultiplySum(std::int64_t rows, std::int64_t chunks, const Epilog
       terms...);
 }
 
-// The lower triangle of a·b, and of each chunk of columns enough rows above it that a tile of a
-// later Term with Triangle::kLower finds them.
+// The lower triangle of a·b, from the first row of each chunk of columns that is in it.
 template <class Epilogue>
 HWY_INLINE void MultiplyLower(const Panels& a, const Panels& b, std::int64_t rows,
                               std::int64_t depth, const Epilogue& epilogue) {
   const auto begin = [](std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-    const auto size = static_cast<std::int64_t>(ChunkSize());
-    return std::max<std::int64_t>(chunk * size - kTileRows, 0);
+    return chunk * static_cast<std::int64_t>(ChunkSize());
   };
   MultiplySumFrom(rows, ChunksOf(rows), begin, epilogue, Term<Left::kStraight>{a, b, depth});
 }

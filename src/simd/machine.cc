@@ -78,8 +78,8 @@ HWY_AFTER_NAMESPACE();
 namespace attnops {
 namespace {
 
-HWY_EXPORT(CopyStreamed);
-HWY_EXPORT(MultiplyAdds);
+ATTNOPS_EXPORT(CopyStreamed);
+ATTNOPS_EXPORT(MultiplyAdds);
 
 // Memory in huge pages where the system has them, every page touched.
 class Pages {

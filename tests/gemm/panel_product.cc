@@ -91,13 +91,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace attnops::gemm {
 
-HWY_EXPORT(MultiplyOf);
-HWY_EXPORT(MultiplyRowsOf);
-HWY_EXPORT(MultiplyToTilesOf);
-HWY_EXPORT(LoadMatrixOf);
-HWY_EXPORT(StoreMatrixOf);
-HWY_EXPORT(TransposeOf);
-HWY_EXPORT(ChunkOf);
+ATTNOPS_EXPORT(MultiplyOf);
+ATTNOPS_EXPORT(MultiplyRowsOf);
+ATTNOPS_EXPORT(MultiplyToTilesOf);
+ATTNOPS_EXPORT(LoadMatrixOf);
+ATTNOPS_EXPORT(StoreMatrixOf);
+ATTNOPS_EXPORT(TransposeOf);
+ATTNOPS_EXPORT(ChunkOf);
 
 namespace {
 

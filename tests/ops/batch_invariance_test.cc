@@ -13,6 +13,7 @@
 #include "tests/ops/flao_fal_case.h"
 #include "tests/ops/lrpe_rotate_case.h"
 #include "tests/ops/md_lrpe_cosine_case.h"
+#include "tests/ops/tpa_case.h"
 #include "tests/ops/tpa_decode_case.h"
 
 namespace attnops::testing {
@@ -302,6 +303,76 @@ TEST(BatchInvariance, TpaDecode) {
           };
           ExpectInvariance(5, heads, spec.Describe(), run, false);
         }
+      }
+    }
+  }
+}
+
+// The queries and keys of some sequences and heads.
+TpaQuery QueryOf(const TpaRanksCase& c, const Part& part) {
+  return TpaQuery::Factors(PartOf(c.aq, part, 2), Slice(c.bq.view(), 0, part.batches));
+}
+TpaKeys KeysOf(const TpaRanksCase& c, const Part& part) {
+  return {PartOf(c.ak, part, 2), PartOf(c.av, part, 2), Slice(c.bk.view(), 0, part.batches),
+          Slice(c.bv.view(), 0, part.batches)};
+}
+
+TEST(BatchInvariance, Tpa) {
+  for (const DType dtype : kTpaTypes) {
+    // As many ranks as heads: axis 2 of all gradients has one size.
+    const TpaRanksSpec spec = {.dtype = dtype,
+                               .batch = 5,
+                               .n = 70,
+                               .m = 131,
+                               .heads = 3,
+                               .q_rank = 3,
+                               .k_rank = 3,
+                               .v_rank = 3,
+                               .d = 17,
+                               .e = 20};
+    TpaRanksCase c(spec);
+    c.Forward();
+    ExpectInvariance(5, 3, spec.Describe(), [&](const Part& part) {
+      Outputs outputs;
+      outputs.emplace_back("out", c.out, part, 2);
+      Tpa(QueryOf(c, part), KeysOf(c, part), outputs[0].tensor.view());
+      return outputs;
+    });
+    // Gradients of b are sums over the heads.
+    const auto backward = [&](const Part& part) {
+      Outputs outputs;
+      outputs.emplace_back("d_aq", c.d_aq, part, 2);
+      outputs.emplace_back("d_bq", c.d_bq, part, 2);
+      outputs.emplace_back("d_ak", c.d_ak, part, 2);
+      outputs.emplace_back("d_av", c.d_av, part, 2);
+      outputs.emplace_back("d_bk", c.d_bk, part, 2);
+      outputs.emplace_back("d_bv", c.d_bv, part, 2);
+      const TpaGradients to = {
+          outputs[0].tensor.view(), outputs[1].tensor.view(), std::nullopt,
+          outputs[2].tensor.view(), outputs[3].tensor.view(), outputs[4].tensor.view(),
+          outputs[5].tensor.view()};
+      TpaBackward(QueryOf(c, part), KeysOf(c, part), PartOf(c.out, part, 2), PartOf(c.lse, part, 1),
+                  PartOf(c.d_out, part, 2), to);
+      return outputs;
+    };
+    ExpectInvariance(5, 3, spec.Describe() + " backward", backward, false);
+  }
+}
+
+TEST(BatchInvariance, TpaDecodeRanks) {
+  for (const DType dtype : kTpaTypes) {
+    for (const std::int64_t heads : {3, 34}) {
+      const TpaRanksSpec spec = {
+          .dtype = dtype, .batch = 5, .m = 700, .heads = heads, .q_rank = 6, .d = 24, .e = 20};
+      const TpaRanksCase c(spec);
+      for (const TpaSplit split : kTpaSplits) {
+        const auto run = [&](const Part& part) {
+          Outputs outputs;
+          outputs.emplace_back("out", c.out, part, 2);
+          TpaDecode(QueryOf(c, part), KeysOf(c, part), outputs[0].tensor.view(), {}, {}, {}, split);
+          return outputs;
+        };
+        ExpectInvariance(5, heads, spec.Describe(), run, false);
       }
     }
   }

@@ -39,6 +39,14 @@ TEST(HostileArguments, MoreElementsThanMemoryHolds) {
     ExpectErrorNaming("flao", "q", [&] { Flao(x, x, x, x, out); });
     ExpectErrorNaming("flao_fal", "q", [&] { FlaoFal(x, x, x, x, out, {}); });
     ExpectErrorNaming("tpa_decode", "aq", [&] { TpaDecode(x, x, x, x, x, x, out); });
+    const TpaQuery query = TpaQuery::Factors(x, x);
+    const TpaKeys keys = {x, x, x, x};
+    ExpectErrorNaming("tpa", "aq", [&] { Tpa(query, keys, out); });
+    ExpectErrorNaming("tpa", "q", [&] { Tpa(TpaQuery::Full(x), keys, out); });
+    ExpectErrorNaming("tpa", "aq", [&] {
+      TpaBackward(query, keys, x, x, x, {out, out, {}, out, out, out, out});
+    });
+    ExpectErrorNaming("tpa_decode", "aq", [&] { TpaDecode(query, keys, out, TpaSequences{}); });
   }
   // Strides that lead out of all memory.
   const ConstTensorView far(data.data(), {2, 1, 2, 2}, {std::int64_t{1} << 62, 1, 2, 1});
@@ -80,6 +88,17 @@ TEST(HostileArguments, UnknownEnumerators) {
       TpaDecode(a, key, key, b, key, key, TensorView(results.data(), {1, 1, 2, 2}),
                 {.precision = precision});
     });
+    const TpaQuery query = TpaQuery::Factors(a, b);
+    const TpaKeys keys = {a, a, b, b};
+    const TpaOptions unknown_precision = {.precision = precision};
+    ExpectErrorNaming("tpa", "precision", [&] { Tpa(query, keys, out, {}, unknown_precision); });
+    ExpectErrorNaming("tpa_decode", "precision",
+                      [&] { TpaDecode(query, keys, out, TpaSequences{}, {}, unknown_precision); });
+    ExpectErrorNaming("tpa_decode", "split", [&] {
+      TpaDecode(query, keys, out, TpaSequences{}, {}, {}, static_cast<TpaSplit>(kind));
+    });
+    ExpectErrorNaming("tpa_cache", "type",
+                      [&] { TpaCache({.type = static_cast<TpaCacheType>(kind)}); });
     ExpectErrorNaming("flao", "precision",
                       [&] { Flao(x, x, x, x, out, {.precision = precision}); });
     ExpectErrorNaming("flao", "precision", [&] {

@@ -75,7 +75,7 @@ std::string LinearAttentionSpec::Describe() const {
        << " D=" << d << " E=" << e << " decay " << static_cast<int>(decay) << " of size "
        << decay_size << (on_values ? ", of values" : "") << (states ? ", states" : "")
        << (heads_first ? ", heads first" : "") << (float_decay ? ", float32 decay" : "")
-       << (cu_seqlens.empty() ? "" : ", packed");
+       << (keep ? ", keeps states" : "") << (cu_seqlens.empty() ? "" : ", packed");
   return text.str();
 }
 
@@ -90,6 +90,8 @@ LinearAttentionCase::LinearAttentionCase(const LinearAttentionSpec& spec)
       d_state(MakeState(spec)),
       out(Make(spec, spec.dtype, spec.heads, spec.e)),
       state(MakeState(spec)),
+      kept_states(DType::kFloat32, {spec.keep ? LinearAttentionKeptStates(spec.batch, spec.n) : 0,
+                                    spec.heads, spec.d, spec.e}),
       dq(Make(spec, spec.dtype, spec.key_heads, spec.d)),
       dk(Make(spec, spec.dtype, spec.key_heads, spec.d)),
       dv(Make(spec, spec.dtype, spec.heads, spec.e)),
@@ -123,6 +125,8 @@ void LinearAttentionCase::Forward() {
   state.Poison();
   LinearAttentionOptions options = Options();
   if (spec_.states) options.state = state.view();
+  kept_states.Poison();
+  if (spec_.keep) options.kept_states = kept_states.view();
   LinearAttention(q.view(), k.view(), v.view(), out.view(), options);
 }
 
@@ -137,6 +141,7 @@ void LinearAttentionCase::Backward() {
     gradients.d_state = d_state.view();
     gradients.d_initial_state = d_initial_state.view();
   }
+  if (spec_.keep) gradients.kept_states = kept_states.view();
   LinearAttentionBackward(q.view(), k.view(), v.view(), d_out.view(), dq.view(), dk.view(),
                           dv.view(), Options(), gradients);
 }

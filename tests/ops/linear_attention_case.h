@@ -27,6 +27,7 @@ struct LinearAttentionSpec {
   std::optional<double> scale = {};
   bool heads_first = false;  // (B,H,N,D) in memory, with gaps
   bool float_decay = true;   // else of the tensors' type
+  bool keep = false;         // the forward keeps states for the backward
   double decay_size = -0.1;  // log_decay is normal with this deviation, of this sign
 
   std::string Describe() const;
@@ -38,7 +39,7 @@ class LinearAttentionCase {
   explicit LinearAttentionCase(const LinearAttentionSpec& spec);
 
   GuardedTensor q, k, v, d_out, log_decay, log_decay_v, initial_state, d_state;
-  GuardedTensor out, state;
+  GuardedTensor out, state, kept_states;
   GuardedTensor dq, dk, dv, d_log_decay, d_log_decay_v, d_initial_state;
 
   const LinearAttentionSpec& spec() const { return spec_; }

@@ -22,10 +22,10 @@ struct Good {
                          .on_values = true}};
   ConstTensorView q = c.q.view(), k = c.k.view(), v = c.v.view(), d_out = c.d_out.view();
   TensorView out = c.out.view(), dq = c.dq.view(), dk = c.dk.view(), dv = c.dv.view();
-  LinearAttentionOptions options{c.log_decay.view(),     c.log_decay_v.view(), {},
-                                 c.initial_state.view(), c.state.view(),       {}};
-  LinearAttentionGradients gradients{c.d_state.view(), c.d_log_decay.view(), c.d_log_decay_v.view(),
-                                     c.d_initial_state.view()};
+  LinearAttentionOptions options{
+      c.log_decay.view(), c.log_decay_v.view(), {}, c.initial_state.view(), c.state.view(), {}, {}};
+  LinearAttentionGradients gradients{
+      c.d_state.view(), c.d_log_decay.view(), c.d_log_decay_v.view(), c.d_initial_state.view(), {}};
 
   void Forward() const { LinearAttention(q, k, v, out, options); }
   void Backward() const { LinearAttentionBackward(q, k, v, d_out, dq, dk, dv, options, gradients); }
@@ -113,6 +113,11 @@ const Spoilt kBoth[] = {
      }},
 };
 const Spoilt kForward[] = {
+    {"kept_states", [](Good& g) { g.options.kept_states = g.c.dq.view(); }},
+    {"kept_states",
+     [](Good& g) {
+       g.options.kept_states = {g.out.data(), DType::kFloat16, {0, 2, 3, 5}};
+     }},
     {"out",
      [](Good& g) {
        g.out = WithShape(g.out, {1, 4, 2, 4});
@@ -134,6 +139,7 @@ const Spoilt kForward[] = {
      }},
 };
 const Spoilt kBackward[] = {
+    {"kept_states", [](Good& g) { g.gradients.kept_states = g.c.q.view(); }},
     {"d_out",
      [](Good& g) {
        g.d_out = WithShape(g.d_out, {1, 4, 1, 5});

@@ -1,6 +1,7 @@
 // States: a sequence in pieces, step by step, in place; the same bits for any number of threads.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <vector>
 
 #include "tests/ops/case.h"
@@ -102,6 +103,43 @@ TEST(LinearAttentionState, SameBitsForAnyNumberOfThreads) {
                                 .decay = decay,
                                 .cu_seqlens = {0, 5, 5, 2100, 3000}});
     ExpectSameInEverySetting(kThreadCounts, [&] { return packed.Bits(); });
+  }
+}
+
+// The backward with kept states has the bits of the one that computes them anew, and does read
+// them. Runs are 1024 tokens, pieces one run, or two beyond 65536 tokens.
+TEST(LinearAttentionState, KeptStatesGiveTheSameGradients) {
+  const auto check = [](LinearAttentionSpec spec) {
+    const auto anew = LinearAttentionCase(spec).Bits();
+    spec.keep = true;
+    LinearAttentionCase c(spec);
+    ExpectSameInEverySetting(kThreadCounts, [&] { return c.Bits(); });
+    EXPECT_EQ(c.Bits(), anew) << spec.Describe();
+    c.kept_states.Poison();
+    c.Backward();
+    EXPECT_TRUE(std::isnan(c.dq.Values().back())) << spec.Describe();
+  };
+  for (const DecayKind decay : kAllDecays) {
+    for (const std::int64_t heads : {1, 6}) {
+      check({.n = 2300,
+             .key_heads = heads == 1 ? 1 : 2,
+             .heads = heads,
+             .d = 9,
+             .e = 20,
+             .decay = decay,
+             .on_values = decay == DecayKind::kToken,
+             .decay_size = -0.01});
+    }
+    check({.n = 3500,
+           .key_heads = 1,
+           .heads = 1,
+           .d = 3,
+           .e = 4,
+           .decay = decay,
+           .cu_seqlens = {0, 5, 5, 1029, 3500}});
+  }
+  for (const std::int64_t heads : {1, 2}) {
+    check({.n = 70000, .key_heads = 1, .heads = heads, .d = 1, .e = 2, .decay = DecayKind::kToken});
   }
 }
 

@@ -13,6 +13,7 @@
 #include "tests/ops/flao_fal_case.h"
 #include "tests/ops/lrpe_rotate_case.h"
 #include "tests/ops/md_lrpe_cosine_case.h"
+#include "tests/ops/tpa_case.h"
 #include "tests/ops/tpa_decode_case.h"
 #include "tests/support/parallel_fors.h"
 
@@ -117,6 +118,22 @@ std::vector<Call> AllCalls(DType dtype, int variant) {
     calls.push_back(MakeCall("tpa_decode split " + std::to_string(static_cast<int>(split)), tpa,
                              [split](TpaCase& c) { return Results{c.Bits(split)}; }));
   }
+  auto ranks = std::make_shared<TpaRanksCase>(TpaRanksSpec{
+      .dtype = dtype, .batch = 2, .m = 8 * length, .heads = 8, .q_rank = 3, .d = 40, .e = 24});
+  for (const TpaSplit split : kTpaSplits) {
+    calls.push_back(
+        MakeCall("tpa_decode with ranks, split " + std::to_string(static_cast<int>(split)), ranks,
+                 [split](TpaRanksCase& c) {
+                   c.Decode(split);
+                   return Results{c.out.Bits()};
+                 }));
+  }
+  auto prefill = std::make_shared<TpaRanksCase>(
+      TpaRanksSpec{.dtype = dtype, .n = length, .m = length + 7, .heads = 3, .d = 24, .e = 20});
+  calls.push_back(MakeCall("tpa", prefill, [](TpaRanksCase& c) {
+    c.Backward();
+    return Results{c.out.Bits(), c.d_aq.Bits(), c.d_bk.Bits(), c.d_bv.Bits()};
+  }));
   return calls;
 }
 
@@ -149,9 +166,11 @@ class Nested {
     }
   }
 
-  // The work of another call, if it is not too deep.
+  // The work of another call, if it is not too deep. A nested call steals at some of its chances
+  // alone, or the time grows with their number to the power of the depth.
   void Steal() {
     if (depth + 1 == kDepths) return;
+    if (depth > 0 && ++chances_ % 5 != 0) return;
     ++depth;
     const std::size_t i = turn_[depth]++ % calls_[depth].size();
     EXPECT_TRUE(calls_[depth][i].run() == expected_[depth][i])
@@ -164,6 +183,7 @@ class Nested {
   std::vector<std::vector<Call>> calls_;        // [depth]
   std::vector<std::vector<Results>> expected_;  // [depth]
   std::size_t turn_[kDepths] = {};
+  std::size_t chances_ = 0;  // of nested calls
   std::string outer_;
   int nested_ = 0;
 };

@@ -14,6 +14,7 @@
 #include "tests/ops/flao_fal_case.h"
 #include "tests/ops/lrpe_rotate_case.h"
 #include "tests/ops/md_lrpe_cosine_case.h"
+#include "tests/ops/tpa_case.h"
 #include "tests/ops/tpa_decode_case.h"
 #include "tests/support/parallel_fors.h"
 #include "tests/support/targets.h"
@@ -141,6 +142,36 @@ TEST_F(TargetSwitch, TpaDecode) {
     for (const TpaSplit split : kTpaSplits) {
       ExpectResultsOfOneTarget("tpa_decode", [&] { return Results{c.Bits(split)}; });
     }
+  }
+}
+
+TEST_F(TargetSwitch, TpaOfAnyRank) {
+  for (const DType dtype : kTpaTypes) {
+    TpaRanksCase step(
+        {.dtype = dtype, .batch = 2, .m = 600, .heads = 8, .q_rank = 3, .d = 40, .e = 24});
+    for (const TpaSplit split : kTpaSplits) {
+      ExpectResultsOfOneTarget("tpa_decode", [&] {
+        step.Decode(split);
+        return Results{step.out.Bits()};
+      });
+    }
+    TpaRanksCase c({.dtype = dtype, .n = 100, .m = 150, .heads = 3, .d = 24, .e = 20});
+    ExpectResultsOfOneTarget("tpa", [&] {
+      c.Forward();
+      return Results{c.out.Bits(), c.lse.Bits()};
+    });
+    const TpaRanksCase& inputs = c;
+    ExpectResultsOfOneTarget("tpa backward", [&] {
+      TpaBackward(c.Query(), c.Keys(), inputs.out.view(), inputs.lse.view(), inputs.d_out.view(),
+                  {c.d_aq.view(),
+                   c.d_bq.view(),
+                   {},
+                   c.d_ak.view(),
+                   c.d_av.view(),
+                   c.d_bk.view(),
+                   c.d_bv.view()});
+      return Results{c.d_aq.Bits(), c.d_bq.Bits(), c.d_ak.Bits(), c.d_bv.Bits()};
+    });
   }
 }
 

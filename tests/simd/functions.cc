@@ -95,15 +95,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace attnops::simd {
 
-HWY_EXPORT(Float16FromFloat);
-HWY_EXPORT(BFloat16FromFloat);
-HWY_EXPORT(FloatFromFloat16);
-HWY_EXPORT(FloatFromBFloat16);
-HWY_EXPORT(ExpOfArray);
-HWY_EXPORT(SigmoidOfArray);
-HWY_EXPORT(ExpFor16BitOfArray);
-HWY_EXPORT(SigmoidFor16BitOfArray);
-HWY_EXPORT(SinCosOfArray);
+ATTNOPS_EXPORT(Float16FromFloat);
+ATTNOPS_EXPORT(BFloat16FromFloat);
+ATTNOPS_EXPORT(FloatFromFloat16);
+ATTNOPS_EXPORT(FloatFromBFloat16);
+ATTNOPS_EXPORT(ExpOfArray);
+ATTNOPS_EXPORT(SigmoidOfArray);
+ATTNOPS_EXPORT(ExpFor16BitOfArray);
+ATTNOPS_EXPORT(SigmoidFor16BitOfArray);
+ATTNOPS_EXPORT(SinCosOfArray);
 
 void ConvertFromFloat(const float* from, Float16* to, std::size_t n) {
   ATTNOPS_DISPATCH(Float16FromFloat, ChosenTarget())(from, to, n);

@@ -1,5 +1,6 @@
 #include "src/ops/linear_attention/arguments.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -169,6 +170,133 @@ Call BackwardCall(const char* op, const Inputs& inputs, const ConstTensorView& d
       op, {{"dq", gradients.dq}, {"dk", gradients.dk}, {"dv", gradients.dv}, {"dg", gradients.dg}},
       inputs, std::move(others));
   return call;
+}
+
+namespace {
+
+// The views of a call in which the other half has no tokens.
+struct HalfViews {
+  HalfViews(Half half, const Pair& inputs)
+      : no_x(nullptr, inputs.x.dtype(),
+             {inputs.x.shape(0), inputs.x.shape(1), 0, inputs.x.shape(3)}),
+        no_y(nullptr, inputs.y.dtype(),
+             {inputs.y.shape(0), inputs.y.shape(1), 0, inputs.y.shape(3)}),
+        views(half == Half::kKeys ? Inputs{no_x, inputs.x, inputs.y, no_y}
+                                  : Inputs{inputs.x, no_x, no_y, inputs.y}) {}
+
+  ConstTensorView no_x, no_y;
+  Inputs views;
+};
+
+void CheckPairApart(const char* op, const std::vector<Named<TensorView>>& outputs,
+                    const std::vector<Named<ConstTensorView>>& inputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    for (const auto& input : inputs) {
+      CheckApart(op, outputs[i].name, *outputs[i].view, input.name, *input.view);
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      CheckApart(op, outputs[i].name, *outputs[i].view, outputs[j].name, *outputs[j].view);
+    }
+  }
+}
+
+}  // namespace
+
+void CheckHalf(const char* op, const Pair& inputs) {
+  CheckRank(op, inputs.x_name, inputs.x, 4, "(B,H,tokens,D)");
+  CheckRank(op, inputs.y_name, inputs.y, 4, "(B,H,tokens,E)");
+  CheckAxis(op, inputs.y_name, inputs.y, 0, "batches", inputs.x_name, inputs.x.shape(0));
+  CheckAxis(op, inputs.y_name, inputs.y, 1, "heads", inputs.x_name, inputs.x.shape(1));
+  CheckAxis(op, inputs.y_name, inputs.y, 2, "tokens", inputs.x_name, inputs.x.shape(2));
+  CheckSameType(op, inputs.y_name, inputs.y, inputs.x_name, inputs.x);
+}
+
+Call HalfForwardCall(const char* op, Half half, const Pair& inputs, const ConstTensorView* kv,
+                     const TensorView& out, std::optional<Precision> precision,
+                     std::int64_t inner) {
+  const HalfViews half_views(half, inputs);
+  const Inputs& views = half_views.views;
+  Call call = CallOf(views, PrecisionOf(op, precision, inputs.x.dtype()));
+  call.half = half;
+  std::vector<Named<ConstTensorView>> read = {{inputs.x_name, inputs.x}, {inputs.y_name, inputs.y}};
+  const Dims kv_shape = KvShape(views, inner);
+  if (half == Half::kKeys) {
+    CheckKept(op, "kv", out, kv_shape, DType::kFloat32);
+    CheckOutput(op, "kv", out);
+    call.problem.kv = OutputOf(out);
+    CheckPairApart(op, {{"kv", out}}, read);
+    return call;
+  }
+  CheckKept(op, "kv", *kv, kv_shape, DType::kFloat32);
+  CheckLike(op, "out", out, inputs.y_name, inputs.y);
+  read.emplace_back("kv", *kv);
+  call.problem.kept_kv = InputOf(*kv);
+  call.problem.out = OutputOf(out);
+  CheckPairApart(op, {{"out", out}}, read);
+  return call;
+}
+
+Call HalfBackwardCall(const char* op, Half half, const Pair& inputs, const ConstTensorView* kv,
+                      const ConstTensorView& d_out, const TensorView& dx, const TensorView& dy,
+                      const TensorView* d_kv, std::optional<Precision> precision,
+                      std::int64_t inner) {
+  const HalfViews half_views(half, inputs);
+  const Inputs& views = half_views.views;
+  const bool keys = half == Half::kKeys;
+  const char* dx_name = keys ? "dk" : "dq";
+  const char* dy_name = keys ? "dv" : "dg";
+  Call call = CallOf(views, PrecisionOf(op, precision, inputs.x.dtype()));
+  call.half = half;
+  const Dims kv_shape = KvShape(views, inner);
+  std::vector<Named<ConstTensorView>> read = {{inputs.x_name, inputs.x}, {inputs.y_name, inputs.y}};
+  std::vector<Named<TensorView>> written = {{dx_name, dx}, {dy_name, dy}};
+  Problem& problem = call.problem;
+  if (keys) {
+    CheckKept(op, "d_kv", d_out, kv_shape, DType::kFloat32);
+    read.emplace_back("d_kv", d_out);
+    problem.kept_kv = InputOf(d_out);
+  } else {
+    CheckKept(op, "kv", *kv, kv_shape, DType::kFloat32);
+    CheckSameShape(op, "d_out", d_out, inputs.y_name, inputs.y);
+    CheckSameType(op, "d_out", d_out, inputs.y_name, inputs.y);
+    CheckView(op, "d_out", d_out);
+    CheckKept(op, "d_kv", *d_kv, kv_shape, DType::kFloat32);
+    CheckOutput(op, "d_kv", *d_kv);
+    read.emplace_back("kv", *kv);
+    read.emplace_back("d_out", d_out);
+    written.emplace_back("d_kv", *d_kv);
+    problem.kept_kv = InputOf(*kv);
+    problem.d_out = InputOf(d_out);
+    problem.kv = OutputOf(*d_kv);
+  }
+  CheckLike(op, dx_name, dx, inputs.x_name, inputs.x);
+  CheckLike(op, dy_name, dy, inputs.y_name, inputs.y);
+  (keys ? problem.k : problem.q).dx = OutputOf(dx);
+  (keys ? problem.v : problem.g).dx = OutputOf(dy);
+  CheckPairApart(op, written, read);
+  return call;
+}
+
+void SetEncoding(const FlaoFalOptions& options, std::int64_t tokens, std::int64_t offset,
+                 std::int64_t start, Stage& stage) {
+  const ConstTensorView& theta = *options.theta;
+  const bool rotate = options.lrpe == Lrpe::kRotate;
+  const bool grid = options.shape.rank() > 1;
+  stage.encodes = true;
+  stage.encoding = rotate ? Encoding::kRotate : Encoding::kCosine;
+  if (rotate) {
+    stage.parts = 2;
+    stage.part /= 2;
+  }
+  const bool shared = rotate && !grid && theta.shape(1) == 1;
+  stage.encoded = rotate && !grid && !shared ? theta.shape(1) : stage.part;
+  // A negative prefix in a grid: the first token is not the grid's first.
+  stage.prefix =
+      std::min(grid ? options.l - start : std::max<std::int64_t>(options.l - start, 0), tokens);
+  stage.source.theta = &theta;
+  stage.source.shape = grid ? options.shape : Dims{tokens - stage.prefix};
+  stage.source.offset = grid ? offset : offset + std::max<std::int64_t>(start - options.l, 0);
+  stage.source.per_axis = grid ? theta.shape(1) : stage.part;
 }
 
 }  // namespace attnops::linear_attention

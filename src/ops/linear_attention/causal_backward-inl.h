@@ -20,24 +20,6 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops::causal {
 namespace HWY_NAMESPACE {
 
-HWY_INLINE void ZeroRows(std::int64_t rows, std::int64_t columns, const Panels& matrix) {
-  for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
-    std::fill_n(At(matrix, 0, chunk), rows * static_cast<std::int64_t>(ChunkSize()), 0.0f);
-  }
-}
-
-// Rows of scale·dO.
-template <typename T>
-void LoadGradient(const Problem& problem, Head head, Range block, const Panels& to) {
-  const Rows<const T> rows = RowsOf<T>(problem.d_out, head, head.head, block);
-  ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
-                              std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-    for (std::int64_t i = 0; i < block.size(); ++i) {
-      StoreChunk(Mul(LoadChunkN(rows[i] + column, n), Fill<2>(problem.scale)), At(to, i, chunk));
-    }
-  });
-}
-
 // Stores rows in a tensor of T, or of float32 if `is_float`.
 template <typename T>
 void StoreRows(const Panels& from, const Output& to, bool is_float, Head head, std::int64_t index,
@@ -74,9 +56,9 @@ void MakeScoreGradients(const Problem& problem, Head head, Range block, const Wo
                         Prefetcher& prefetcher) {
   const std::int64_t tokens = block.size(), E = problem.E;
   if (problem.OnValues()) {
-    LoadValueDecays<T>(problem, head, block, work, [&](std::int64_t half) ATTNOPS_INLINE_LAMBDA {
-      WeightLevel(work.g, work.v, work.value, tokens, E, half, work.weighted);
-      ScoreLevel(work.weighted, tokens, ChunksOf(E), half, work.d_scores);
+    LoadValueDecays<T>(problem, head, block, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+      WeightLevel(work.g, work.v, work.value, E, nodes, work.weighted);
+      ScoreLevel(work.weighted, ChunksOf(E), nodes, work.d_scores);
     });
     ScoreDiagonal(work.g, work.v, tokens, E, work.d_scores);
     MultiplyMatrix(work.g, work.value.from_start, tokens, E, work.g_start);
@@ -87,56 +69,58 @@ void MakeScoreGradients(const Problem& problem, Head head, Range block, const Wo
     return;
   }
   const Rows<const T> v = RowsOf<T>(problem.v, head, head.head, block);
-  LoadTransposed(v.data, v.stride, tokens, E, work.v_columns);
+  LoadTransposed(v.data, v.stride, tokens, E, work.columns);
   if (problem.decay == Decay::kFeature) {
-    MultiplyLower(work.g, work.v_columns, tokens, Padded(E),
+    MultiplyLower(work.g, work.columns, tokens, Padded(E),
                   AddToMatrix{work.d_scores, false, prefetcher});
   } else {
-    MultiplyLower(work.g, work.v_columns, tokens, Padded(E),
+    MultiplyLower(work.g, work.columns, tokens, Padded(E),
                   StoreWeighted{work.mask, work.d_scores, false, prefetcher});
   }
 }
 
 // dq and dk where each feature of the keys has a decay, and the scores with it.
 template <typename T>
-void FeatureKeyGradients(const Problem& problem, Head head, Range block, const Workspace& work,
-                         const Panels& g_start, const Panels& v_end, Prefetcher& prefetcher) {
-  const std::int64_t tokens = block.size(), D = problem.D, chunks = ChunksOf(D);
+void FeatureKeyGradients(const Problem& problem, Head head, const BackwardBlock& block,
+                         const Workspace& work, const Panels& g_start, const Panels& v_end,
+                         Prefetcher& prefetcher) {
+  const std::int64_t tokens = block.tokens.size(), D = problem.D, chunks = ChunksOf(D);
   ZeroRows(tokens, D, work.dq);
   ZeroRows(tokens, D, work.dk);
-  LoadKeyDecays<T>(problem, head, block, work, [&](std::int64_t half) ATTNOPS_INLINE_LAMBDA {
-    WeightLevel(work.q, work.k, work.key, tokens, D, half, work.weighted);
-    ScoreLevel(work.weighted, tokens, chunks, half, work.scores);
-    MixLevel(work.d_scores, work.weighted, work.key, tokens, chunks, half, work.dq, prefetcher);
-    MixLevelBack(work.d_scores, work.weighted, work.key, tokens, chunks, half, work.dk, prefetcher);
-  });
+  LoadKeyDecays<T>(
+      problem, head, block.tokens, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+        WeightLevel(work.q, work.k, work.key, D, nodes, work.weighted);
+        ScoreLevel(work.weighted, chunks, nodes, work.scores);
+        MixLevel(work.d_scores, work.weighted, work.key, chunks, nodes, work.dq, prefetcher);
+        MixLevelBack(work.d_scores, work.weighted, work.key, chunks, nodes, work.dk, prefetcher);
+      });
   ScoreDiagonal(work.q, work.k, tokens, D, work.scores);
   MixDiagonal(work.d_scores, work.k, tokens, D, work.dq);
   MixDiagonal(work.d_scores, work.q, tokens, D, work.dk);
   DecayQueriesAndKeys(problem, tokens, work);
+  TransposePanels(block.state, Padded(D), Padded(problem.E), work.state_columns);
   Multiply<Left::kStraight>(g_start, work.state_columns, tokens, Padded(problem.E), chunks,
                             StoreWeighted{work.key.from_start, work.dq, true, prefetcher});
-  Multiply<Left::kStraight>(v_end, work.d_state_columns, tokens, Padded(problem.E), chunks,
+  TransposePanels(block.d_states.run, Padded(D), Padded(problem.E), work.state_columns);
+  Multiply<Left::kStraight>(v_end, work.state_columns, tokens, Padded(problem.E), chunks,
                             StoreWeighted{work.key.to_end, work.dk, true, prefetcher});
 }
 
 // The same where a token's features share a decay.
-HWY_INLINE void TokenKeyGradients(const Problem& problem, std::int64_t tokens,
+HWY_INLINE void TokenKeyGradients(const Problem& problem, const BackwardBlock& block,
                                   const Workspace& work, const Panels& g_start, const Panels& v_end,
                                   Prefetcher& prefetcher) {
-  const std::int64_t chunks = ChunksOf(problem.D), E = problem.E;
-  const auto decayed = [&](const Panels& x, const float* factors) ATTNOPS_INLINE_LAMBDA {
-    if (!problem.has_decay) return x;
-    MultiplyRowsBy(x, factors, tokens, E, work.weighted);
-    return work.weighted;
-  };
-  MultiplySum(
-      tokens, chunks, AddToMatrix{work.dq, false, prefetcher},
-      Term<Left::kStraight, Triangle::kLower>{work.d_scores, work.k, tokens},
-      Term<Left::kStraight>{decayed(g_start, work.from_start), work.state_columns, Padded(E)});
-  MultiplySum(tokens, chunks, AddToMatrix{work.dk, false, prefetcher},
-              Term<Left::kTransposed, Triangle::kUpper>{work.d_scores, work.q, tokens},
-              Term<Left::kStraight>{decayed(v_end, work.to_end), work.d_state_columns, Padded(E)});
+  const std::int64_t tokens = block.tokens.size(), D = problem.D, E = problem.E;
+  TransposePanels(block.state, Padded(D), Padded(E), work.state_columns);
+  MultiplySum(tokens, ChunksOf(D), AddToMatrix{work.dq, false, prefetcher},
+              Term<Left::kStraight>{g_start, work.state_columns, Padded(E)},
+              ScaleRows{problem.has_decay ? work.from_start : nullptr},
+              Term<Left::kStraight, Triangle::kLower>{work.d_scores, work.k, tokens});
+  TransposePanels(block.d_states.run, Padded(D), Padded(E), work.state_columns);
+  MultiplySum(tokens, ChunksOf(D), AddToMatrix{work.dk, false, prefetcher},
+              Term<Left::kStraight>{v_end, work.state_columns, Padded(E)},
+              ScaleRows{problem.has_decay ? work.to_end : nullptr},
+              Term<Left::kTransposed, Triangle::kUpper>{work.d_scores, work.q, tokens});
 }
 
 template <typename T>
@@ -151,9 +135,9 @@ void ValueGradients(const Problem& problem, Head head, Range block, const Worksp
   }
   Multiply<Left::kStraight>(k_end, d_state, tokens, Padded(problem.D), chunks,
                             StoreWeighted{work.value.to_end, work.dv, false, prefetcher});
-  LoadValueDecays<T>(problem, head, block, work, [&](std::int64_t half) ATTNOPS_INLINE_LAMBDA {
-    MultiplyMatrix(work.g, work.value.from_start, tokens, E, work.weighted);
-    MixLevelBack(work.scores, work.weighted, work.value, tokens, chunks, half, work.dv, prefetcher);
+  LoadValueDecays<T>(problem, head, block, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+    WeightLevel(work.g, work.g, work.value, E, nodes, work.weighted);
+    MixLevelBack(work.scores, work.weighted, work.value, chunks, nodes, work.dv, prefetcher);
   });
   MixDiagonal(work.scores, work.g, tokens, E, work.dv);
 }
@@ -199,16 +183,6 @@ inline void SumStates(const Problem& problem, const Panels& state, const Panels&
   }
 }
 
-// A number of the gradient of log_decay.
-template <typename T>
-void StoreDecayGradient(const Problem& problem, std::int64_t batch, std::int64_t head,
-                        std::int64_t token, float value) {
-  if (problem.float_decay) {
-    *RowAt<float>(problem.d_log_decay, batch, head, token) = value;
-  } else {
-    StoreChunkN(Fill<2>(value), RowAt<T>(problem.d_log_decay, batch, head, token), 1);
-  }
-}
 template <typename T>
 void StoreConstants(const Problem& problem, const double* from, std::int64_t heads) {
   for (std::int64_t i = 0; i < heads; ++i) {
@@ -268,6 +242,29 @@ void Backward(const Problem& problem, Head head, const BackwardBlock& block,
   const std::int64_t tokens = range.size(), D = problem.D, E = problem.E;
   const Panels& d_state = block.d_states.run;
   Prefetcher prefetcher;
+  const Ahead& ahead = block.ahead;
+  PrefetchRows<T>(problem.q, ahead, ahead.head.key_head, D, prefetcher);
+  PrefetchRows<T>(problem.k, ahead, ahead.head.key_head, D, prefetcher);
+  PrefetchRows<T>(problem.v, ahead, ahead.head.head, E, prefetcher);
+  PrefetchRows<T>(problem.d_out, ahead, ahead.head.head, E, prefetcher);
+  PrefetchRows<T>(problem.dq, ahead, ahead.head.key_head, D, prefetcher);
+  PrefetchRows<T>(problem.dk, ahead, ahead.head.key_head, D, prefetcher);
+  PrefetchRows<T>(problem.dv, ahead, ahead.head.head, E, prefetcher);
+  PrefetchDecays<T>(problem, ahead, prefetcher);
+  const auto finish = [&] {
+    SumOverGroup(block, block.dq_sums, D, work.dq);
+    SumOverGroup(block, block.dk_sums, D, work.dk);
+    if (block.last_of_group) {
+      StoreRows<T>(work.dq, problem.dq, false, head, head.key_head, range, D);
+      StoreRows<T>(work.dk, problem.dk, false, head, head.key_head, range, D);
+    }
+  };
+  if (IsOfTokens(problem)) {
+    BackwardOfTokens<T>(problem, head, block, work, prefetcher);
+    if (block.dq_sums.data != nullptr) finish();
+    return;
+  }
+  prefetcher.Spread(2 * PausesOf(tokens, E, D) + PausesOf(tokens, D, E) + PausesOf(D, tokens, E));
   const Rows<const T> q = RowsOf<T>(problem.q, head, head.key_head, range);
   const Rows<const T> k = RowsOf<T>(problem.k, head, head.key_head, range);
   const Rows<const T> v = RowsOf<T>(problem.v, head, head.head, range);
@@ -275,19 +272,16 @@ void Backward(const Problem& problem, Head head, const BackwardBlock& block,
   LoadRows(k.data, k.stride, tokens, D, work.k);
   LoadRows(v.data, v.stride, tokens, E, work.v);
   LoadGradient<T>(problem, head, range, work.g);
-  TransposePanels(block.state, Padded(D), Padded(E), work.state_columns);
-  TransposePanels(d_state, Padded(D), Padded(E), work.d_state_columns);
-
   const Panels& g_start = problem.OnValues() ? work.g_start : work.g;
   const Panels& v_end = problem.OnValues() ? work.v_end : work.v;
   if (problem.decay == Decay::kFeature) {
     MakeScoreGradients<T>(problem, head, range, work, prefetcher);
-    FeatureKeyGradients<T>(problem, head, range, work, g_start, v_end, prefetcher);
+    FeatureKeyGradients<T>(problem, head, block, work, g_start, v_end, prefetcher);
   } else {
     MakeScores<T>(problem, head, range, work, prefetcher);
     MakeScoreGradients<T>(problem, head, range, work, prefetcher);
     DecayQueriesAndKeys(problem, tokens, work);
-    TokenKeyGradients(problem, tokens, work, g_start, v_end, prefetcher);
+    TokenKeyGradients(problem, block, work, g_start, v_end, prefetcher);
   }
   ValueGradients<T>(problem, head, range, work, d_state, prefetcher);
   if (problem.wants_decay) DecayGradients<T>(problem, head, block, work, prefetcher);
@@ -295,12 +289,7 @@ void Backward(const Problem& problem, Head head, const BackwardBlock& block,
               prefetcher);
   AddLogs(problem, work.log, block.total);
 
-  SumOverGroup(block, block.dq_sums, D, work.dq);
-  SumOverGroup(block, block.dk_sums, D, work.dk);
-  if (block.last_of_group) {
-    StoreRows<T>(work.dq, problem.dq, false, head, head.key_head, range, D);
-    StoreRows<T>(work.dk, problem.dk, false, head, head.key_head, range, D);
-  }
+  finish();
   StoreRows<T>(work.dv, problem.dv, false, head, head.head, range, E);
 }
 

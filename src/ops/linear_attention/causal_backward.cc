@@ -78,6 +78,10 @@ class BackwardPass : public Passes {
       LoadStart(call_.initial_state, unit, i, start_at(0, i));
       LoadStart(call_.d_state, unit, i, Shifted(d_ends, i));
       for (std::int64_t piece = 0; piece + 1 < pieces.count; ++piece) {
+        if (HasKept()) {
+          LoadKept(unit, i, pieces.At(piece + 1).begin, start_at(piece + 1, i));
+          continue;
+        }
         MakeLocal(HeadOf(unit, i), pieces.At(piece), work, local, totals);
         kernels_.combine(problem_, totals, start_at(piece, i), local, start_at(piece + 1, i), work);
       }
@@ -199,8 +203,12 @@ class BackwardPass : public Passes {
       kernels_.start(problem_, head, work);
       Copy(step(states.start, i), run_start(0, i));
       for (std::int64_t run = 1; run < runs; ++run) {
+        if (HasKept()) {
+          LoadKept(unit, i, RunAt(tokens, run).begin, run_start(run, i));
+          continue;
+        }
         Copy(run_start(run - 1, i), run_start(run, i));
-        Advance(head, RunAt(tokens, run - 1), work, {run_start(run, i), {}}, nullptr);
+        Advance(head, RunAt(tokens, run - 1), work, {run_start(run, i), {}}, nullptr, {});
       }
     }
     for (std::int64_t run = runs - 1; run >= 0; --run) {
@@ -247,11 +255,13 @@ class BackwardPass : public Passes {
       Copy(start, state_of(0));
       for (std::int64_t i = 0; i < (problem_.wants_decay ? end : end - 1); ++i) {
         if (i >= begin) Copy(state_of(i), state_of(i + 1));
-        kernels_.forward(problem_, head, blocks.At(i), work, {state_of(i + 1), {}}, nullptr);
+        kernels_.forward(problem_, head, blocks.At(i), work, {state_of(i + 1), {}}, nullptr,
+                         i + 1 < end ? Ahead{head, blocks.At(i + 1)} : Ahead{});
       }
       for (std::int64_t i = end - 1; i >= begin; --i) {
         const std::int64_t row = blocks.At(i).begin - run.begin;
         block.tokens = blocks.At(i);
+        block.ahead = i > 0 ? Ahead{head, blocks.At(i - 1)} : Ahead{};
         block.state = state_of(i);
         block.next_state = state_of(i + 1);
         if (first.dq_sums.data != nullptr) {

@@ -31,6 +31,60 @@ HWY_INLINE Rows<T> RowsOf(const Output& tensor, Head head, std::int64_t index, R
   return {RowAt<T>(tensor, head.batch, index, head.first + block.begin), tensor.token};
 }
 
+// Sets rows of a matrix to 0.
+HWY_INLINE void ZeroRows(std::int64_t rows, std::int64_t columns, const Panels& matrix) {
+  for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
+    std::fill_n(At(matrix, 0, chunk), rows * static_cast<std::int64_t>(ChunkSize()), 0.0f);
+  }
+}
+
+// Rows of scale·dO.
+template <typename T>
+void LoadGradient(const Problem& problem, Head head, Range block, const Panels& to) {
+  const Rows<const T> rows = RowsOf<T>(problem.d_out, head, head.head, block);
+  ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
+                              std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+    for (std::int64_t i = 0; i < block.size(); ++i) {
+      StoreChunk(Mul(LoadChunkN(rows[i] + column, n), Fill<2>(problem.scale)), At(to, i, chunk));
+    }
+  });
+}
+
+// Rows of a tensor, each times its factor if there are such.
+template <typename T>
+HWY_INLINE void LoadScaledRows(const Rows<const T>& rows, std::int64_t count, std::int64_t columns,
+                               const float* factors, const Panels& to) {
+  if (factors == nullptr) return LoadRows(rows.data, rows.stride, count, columns, to);
+  ForEachChunk(
+      columns, [&](std::int64_t column, std::size_t n, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+        for (std::int64_t i = 0; i < count; ++i) {
+          StoreChunk(Mul(LoadChunkN(rows[i] + column, n), Fill<2>(factors[i])), At(to, i, chunk));
+        }
+      });
+}
+
+// Prefetches rows that will be read or written, if the call has that tensor.
+template <typename T, class Tensor>
+HWY_INLINE void PrefetchRows(const Tensor& tensor, const Ahead& ahead, std::int64_t index,
+                             std::int64_t columns, Prefetcher& prefetcher) {
+  if (tensor.data == nullptr || ahead.block.size() <= 0) return;
+  constexpr std::int64_t kSize = sizeof(T);
+  const auto rows = RowsOf<T>(tensor, ahead.head, index, ahead.block);
+  prefetcher.Add(rows.data, rows.stride * kSize, columns * kSize, ahead.block.size());
+}
+template <typename T>
+HWY_INLINE void PrefetchDecays(const Problem& problem, const Ahead& ahead, Prefetcher& prefetcher) {
+  const auto fetch = [&](const Input& tensor, bool is_float, std::int64_t columns) {
+    if (is_float) {
+      PrefetchRows<float>(tensor, ahead, ahead.head.head, columns, prefetcher);
+    } else {
+      PrefetchRows<T>(tensor, ahead, ahead.head.head, columns, prefetcher);
+    }
+  };
+  fetch(problem.log_decay, problem.float_decay, problem.decay == Decay::kFeature ? problem.D : 1);
+  fetch(problem.log_decay_v, problem.float_decay_v, problem.E);
+}
+
 // Rows of a matrix from `row` on, and columns from a multiple of what fits into a chunk.
 HWY_INLINE Panels From(const Panels& matrix, std::int64_t row, std::int64_t column = 0) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
@@ -137,6 +191,27 @@ void UpdateBy(const Problem& problem, const Panels& x, const Panels& y, std::int
   }
 }
 
+// The decays of a block from numbers of its tokens, and the mask if it is wanted.
+template <typename T>
+void LoadTokenDecays(const Problem& problem, Head head, Range block, const Workspace& work,
+                     bool with_mask) {
+  alignas(64) float logs[kBlockTokens];
+  LoadLogDecays<T>(problem, head, block, logs);
+  const float sum =
+      MakeTokenDecays(logs, work.from_start, work.to_end, with_mask ? &work.mask : nullptr);
+  std::fill_n(work.log.key, Padded(problem.D), sum);
+}
+
+// A number of the gradient of log_decay.
+template <typename T>
+void StoreDecayGradient(const Problem& problem, std::int64_t batch, std::int64_t head,
+                        std::int64_t token, float value) {
+  if (problem.float_decay) {
+    *RowAt<float>(problem.d_log_decay, batch, head, token) = value;
+  } else {
+    StoreChunkN(Fill<2>(value), RowAt<T>(problem.d_log_decay, batch, head, token), 1);
+  }
+}
 // Adds the decay of a block to a sum.
 HWY_INLINE void AddLogs(const Problem& problem, const LogDecay& log, const LogDecay* total) {
   if (total == nullptr) return;
@@ -178,11 +253,12 @@ HWY_INLINE void DotRows(const Panels& z, std::int64_t chunks, std::int64_t row, 
 
 // The scores between the halves of all nodes of a level, from rows that are weighted with the
 // decays from and to the middle of their node.
-HWY_INLINE void ScoreLevel(const Panels& z, std::int64_t tokens, std::int64_t chunks,
-                           std::int64_t half, const Panels& scores) {
+HWY_INLINE void ScoreLevel(const Panels& z, std::int64_t chunks, const Level& nodes,
+                           const Panels& scores) {
+  const std::int64_t half = nodes.half;
   const auto level = [&]<int R, int C>() ATTNOPS_INLINE_LAMBDA {
-    for (std::int64_t left = 0; left + half < tokens; left += 2 * half) {
-      const std::int64_t end = std::min(tokens, left + 2 * half);
+    for (std::int64_t left = nodes.begin; left + half < nodes.end; left += 2 * half) {
+      const std::int64_t end = std::min(nodes.end, left + 2 * half);
       for (std::int64_t i = left + half; i < end; i += R) {
         for (std::int64_t j = left; j < left + half; j += C) DotRows<R, C>(z, chunks, i, j, scores);
       }
@@ -199,14 +275,15 @@ HWY_INLINE void ScoreLevel(const Panels& z, std::int64_t tokens, std::int64_t ch
 
 // z = the rows of x in second halves times from_start, those of y in first halves times to_end.
 HWY_INLINE void WeightLevel(const Panels& x, const Panels& y, const SideDecay& side,
-                            std::int64_t tokens, std::int64_t columns, std::int64_t half,
-                            const Panels& z) {
-  ForEachRow(tokens, columns, [&](std::int64_t row, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-    const bool second = (row & half) != 0;
-    StoreChunk(Mul(LoadChunk(At(second ? x : y, row, chunk)),
-                   LoadChunk(At(second ? side.from_start : side.to_end, row, chunk))),
-               At(z, row, chunk));
-  });
+                            std::int64_t columns, const Level& nodes, const Panels& z) {
+  for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
+    for (std::int64_t row = nodes.begin; row < nodes.end; ++row) {
+      const bool second = (row & nodes.half) != 0;
+      StoreChunk(Mul(LoadChunk(At(second ? x : y, row, chunk)),
+                     LoadChunk(At(second ? side.from_start : side.to_end, row, chunk))),
+                 At(z, row, chunk));
+    }
+  }
 }
 
 // The scores of each token with itself.
@@ -225,24 +302,26 @@ HWY_INLINE void ScoreDiagonal(const Panels& x, const Panels& y, std::int64_t tok
 
 // Adds to the rows of second halves from_start ⊙ Σ_j scores[i,j]·z[j], j in the first half.
 HWY_INLINE void MixLevel(const Panels& scores, const Panels& z, const SideDecay& side,
-                         std::int64_t tokens, std::int64_t chunks, std::int64_t half,
-                         const Panels& to, Prefetcher& prefetcher) {
-  for (std::int64_t left = 0; left + half < tokens; left += 2 * half) {
+                         std::int64_t chunks, const Level& nodes, const Panels& to,
+                         Prefetcher& prefetcher) {
+  const std::int64_t half = nodes.half;
+  for (std::int64_t left = nodes.begin; left + half < nodes.end; left += 2 * half) {
     const std::int64_t right = left + half;
     const StoreWeighted epilogue{From(side.from_start, right), From(to, right), true, prefetcher};
     Multiply<Left::kStraight>(From(scores, right, left), From(z, left),
-                              std::min(half, tokens - right), half, chunks, epilogue);
+                              std::min(half, nodes.end - right), half, chunks, epilogue);
   }
 }
 // Adds to the rows of first halves to_end ⊙ Σ_i scores[i,j]·z[i], i in the second half.
 HWY_INLINE void MixLevelBack(const Panels& scores, const Panels& z, const SideDecay& side,
-                             std::int64_t tokens, std::int64_t chunks, std::int64_t half,
-                             const Panels& to, Prefetcher& prefetcher) {
-  for (std::int64_t left = 0; left + half < tokens; left += 2 * half) {
+                             std::int64_t chunks, const Level& nodes, const Panels& to,
+                             Prefetcher& prefetcher) {
+  const std::int64_t half = nodes.half;
+  for (std::int64_t left = nodes.begin; left + half < nodes.end; left += 2 * half) {
     const std::int64_t right = left + half;
     const StoreWeighted epilogue{From(side.to_end, left), From(to, left), true, prefetcher};
     Multiply<Left::kTransposed>(From(scores, right, left), From(z, right), half,
-                                std::min(half, tokens - right), chunks, epilogue);
+                                std::min(half, nodes.end - right), chunks, epilogue);
   }
 }
 // Adds scores[i,i]·x[i] to each row.

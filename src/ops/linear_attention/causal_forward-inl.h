@@ -11,6 +11,7 @@
 
 #include "src/ops/linear_attention/causal_block-inl.h"
 #include "src/ops/linear_attention/causal_kernels.h"
+#include "src/ops/linear_attention/causal_token-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops::causal {
@@ -37,17 +38,6 @@ std::int64_t BlockEnd(const Problem& problem, Head head, std::int64_t begin, std
     shorten(TokensOfGrowth(work.value.sums, block.size(), problem.E));
   }
   return block.end;
-}
-
-// The decays of a block from numbers of its tokens, and the mask if it is wanted.
-template <typename T>
-void LoadTokenDecays(const Problem& problem, Head head, Range block, const Workspace& work,
-                     bool with_mask) {
-  alignas(64) float logs[kBlockTokens];
-  LoadLogDecays<T>(problem, head, block, logs);
-  const float sum =
-      MakeTokenDecays(logs, work.from_start, work.to_end, with_mask ? &work.mask : nullptr);
-  std::fill_n(work.log.key, Padded(problem.D), sum);
 }
 
 template <typename T>
@@ -90,7 +80,7 @@ HWY_INLINE void LoadValueDecays(const Problem& problem, Head head, Range block,
 }
 // For f where only the decays themselves are wanted.
 struct Nothing {
-  HWY_INLINE void operator()(std::int64_t) const {}
+  HWY_INLINE void operator()(const Level&) const {}
 };
 
 // The scores of a block and its decays on the side of the keys.
@@ -99,17 +89,17 @@ void MakeScores(const Problem& problem, Head head, Range block, const Workspace&
                 Prefetcher& prefetcher) {
   const std::int64_t tokens = block.size(), D = problem.D;
   if (problem.decay == Decay::kFeature) {
-    LoadKeyDecays<T>(problem, head, block, work, [&](std::int64_t half) ATTNOPS_INLINE_LAMBDA {
-      WeightLevel(work.q, work.k, work.key, tokens, D, half, work.weighted);
-      ScoreLevel(work.weighted, tokens, ChunksOf(D), half, work.scores);
+    LoadKeyDecays<T>(problem, head, block, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+      WeightLevel(work.q, work.k, work.key, D, nodes, work.weighted);
+      ScoreLevel(work.weighted, ChunksOf(D), nodes, work.scores);
     });
     ScoreDiagonal(work.q, work.k, tokens, D, work.scores);
     return;
   }
   LoadTokenDecays<T>(problem, head, block, work, problem.decay == Decay::kToken);
   const Rows<const T> k = RowsOf<T>(problem.k, head, head.key_head, block);
-  LoadTransposed(k.data, k.stride, tokens, D, work.k_columns);
-  MultiplyLower(work.q, work.k_columns, tokens, Padded(D),
+  LoadTransposed(k.data, k.stride, tokens, D, work.columns);
+  MultiplyLower(work.q, work.columns, tokens, Padded(D),
                 StoreWeighted{work.mask, work.scores, false, prefetcher});
 }
 
@@ -143,10 +133,9 @@ void DecayedOutput(const Problem& problem, Head head, Range block, const Workspa
   for (std::int64_t chunk = 0; chunk < ChunksOf(E); ++chunk) {
     std::fill_n(At(work.out, 0, chunk), tokens * static_cast<std::int64_t>(ChunkSize()), 0.0f);
   }
-  LoadValueDecays<T>(problem, head, block, work, [&](std::int64_t half) ATTNOPS_INLINE_LAMBDA {
-    MultiplyMatrix(work.v, work.value.to_end, tokens, E, work.weighted);
-    MixLevel(work.scores, work.weighted, work.value, tokens, ChunksOf(E), half, work.out,
-             prefetcher);
+  LoadValueDecays<T>(problem, head, block, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+    WeightLevel(work.v, work.v, work.value, E, nodes, work.weighted);
+    MixLevel(work.scores, work.weighted, work.value, ChunksOf(E), nodes, work.out, prefetcher);
   });
   MixDiagonal(work.scores, work.v, tokens, E, work.out);
   Multiply<Left::kStraight>(QueriesFromStart(problem, work), state, tokens, Padded(problem.D),
@@ -156,10 +145,21 @@ void DecayedOutput(const Problem& problem, Head head, Range block, const Workspa
 
 template <typename T>
 void Forward(const Problem& problem, Head head, Range block, const Workspace& work,
-             const States& states, const LogDecay* total) {
+             const States& states, const LogDecay* total, const Ahead& ahead) {
   const std::int64_t tokens = block.size(), D = problem.D, E = problem.E;
   const bool outputs = problem.out.data != nullptr && states.run.data != nullptr;
   Prefetcher prefetcher;
+  PrefetchRows<T>(problem.k, ahead, ahead.head.key_head, D, prefetcher);
+  PrefetchRows<T>(problem.v, ahead, ahead.head.head, E, prefetcher);
+  PrefetchDecays<T>(problem, ahead, prefetcher);
+  if (outputs) {
+    PrefetchRows<T>(problem.q, ahead, ahead.head.key_head, D, prefetcher);
+    PrefetchRows<T>(problem.out, ahead, ahead.head.head, E, prefetcher);
+  }
+  if (IsOfTokens(problem)) {
+    return ForwardOfTokens<T>(problem, head, block, work, states, total, prefetcher);
+  }
+  prefetcher.Spread((outputs ? PausesOf(tokens, D, E) : 0) + PausesOf(D, tokens, E));
   const Rows<const T> k = RowsOf<T>(problem.k, head, head.key_head, block);
   const Rows<const T> v = RowsOf<T>(problem.v, head, head.head, block);
   LoadRows(k.data, k.stride, tokens, D, work.k);

@@ -32,7 +32,7 @@ class ForwardPass : public Passes {
     MakeWorkspaces();
     if (whole_) {
       RunTasks(units_, workers_,
-               [&](std::int64_t i, int worker) { RunUnit(UnitAt(i), WorkOf(worker), worker); });
+               [&](std::int64_t i, int worker) { RunUnit(i, WorkOf(worker), worker); });
       return;
     }
     ForEachWave([&](const Wave& wave) {
@@ -46,21 +46,22 @@ class ForwardPass : public Passes {
                  const Pieces pieces = PiecesOf(unit);
                  const Panels run = starts_.At(SlotOf(wave, index, piece, 0));
                  kernels_.start(problem_, head, work);
-                 Advance(head, pieces.At(piece), work, {run, {}}, nullptr);
+                 AdvanceAndKeep(unit, pieces.At(piece), work, {run, {}}, nullptr, {});
                  if (pieces.count == 1) StoreEnd(call_.state, unit, 0, run);
                });
     });
   }
 
  private:
-  void RunUnit(const Unit& unit, const Workspace& work, int worker) const {
+  void RunUnit(std::int64_t index, const Workspace& work, int worker) const {
+    const Unit unit = UnitAt(index);
     const Head head = HeadOf(unit, 0);
     const Pieces pieces = PiecesOf(unit);
     const Panels start = starts_.At(worker);
     LoadStart(call_.initial_state, unit, 0, start);
     kernels_.start(problem_, head, work);
     if (pieces.count == 1) {
-      Advance(head, pieces.At(0), work, {start, {}}, nullptr);
+      AdvanceAndKeep(unit, pieces.At(0), work, {start, {}}, nullptr, NextUnit(index));
       return StoreEnd(call_.state, unit, 0, start);
     }
     const Panels local = locals_.At(worker), run = runs_.At(worker);
@@ -70,7 +71,8 @@ class ForwardPass : public Passes {
       Copy(start, run);
       kernels_.load_state(problem_, nullptr, 0, local);
       Zero(total);
-      Advance(head, pieces.At(i), work, {run, goes_on ? local : Panels{}}, &total);
+      AdvanceAndKeep(unit, pieces.At(i), work, {run, goes_on ? local : Panels{}}, &total,
+                     i + 1 < pieces.count ? FirstOf(unit, i + 1) : NextUnit(index));
       if (goes_on) kernels_.combine(problem_, total, start, local, start, work);
     }
     StoreEnd(call_.state, unit, 0, start);

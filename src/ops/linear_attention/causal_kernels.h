@@ -58,16 +58,22 @@ struct Workspace {
   Panels q, k, q_start, k_end, dq, dk;   // (block, D)
   Panels v, g, v_end, g_start, dv, out;  // (block, E)
   Panels weighted;                       // (block, D or E)
-  Panels k_columns, v_columns;           // (D, block) and (E, block)
+  Panels columns;                        // (D or E, block): k or v transposed
   Panels scores, d_scores;               // (block, block)
   Panels mask;                           // (block, block): decays from a token to another; 0 above
   SideDecay key, value;
-  Panels state_columns, d_state_columns;  // (E, D)
-  LogDecay log;                           // of a block
+  Panels state_columns;  // (E, D): a state transposed
+  LogDecay log;          // of a block
   // Of a block's rows or of D and E: weights of the state's update.
   float *key_keep, *key_rest, *value_keep, *value_rest;
-  float *from_start, *to_end;  // of a block's tokens, if the decay is not a feature's
+  float *from_start, *to_end;  // of a block's tokens and a tile, if the decay is not a feature's
   float *d_key, *d_value;      // of a block's features: gradients of the decays
+};
+
+// The tokens that a worker goes on with, prefetched while it computes others. None if empty.
+struct Ahead {
+  Head head{};
+  Range block{0, 0};
 };
 
 // States that advance together: both have the same sums added. No data if there is none.
@@ -77,7 +83,8 @@ struct States {
 
 // The backward of a block.
 struct BackwardBlock {
-  Range tokens;       // of the sequence
+  Range tokens;  // of the sequence
+  Ahead ahead;
   States d_states;    // (D, E): the gradient of the state behind the block, then before it
   Panels state;       // at the block's start
   Panels next_state;  // behind the block, if the gradient of a decay is wanted
@@ -101,7 +108,7 @@ struct Kernels {
   // Advances the states by a block; writes its output if there is one and a state to run with.
   // Adds the block's decay to `total`, if given.
   void (*forward)(const Problem& problem, Head head, Range block, const Workspace& work,
-                  const States& states, const LogDecay* total);
+                  const States& states, const LogDecay* total, const Ahead& ahead);
   // The same for the gradients of states, from the last token to the first.
   void (*backward_state)(const Problem& problem, Head head, Range block, const Workspace& work,
                          const States& d_states, const LogDecay* total);

@@ -33,11 +33,37 @@ class Passes : public Plan {
     }
   }
 
+  // Behind the last block a worker goes on with `then`.
   void Advance(const Head& head, Range tokens, const Workspace& work, const States& states,
-               const LogDecay* total) const {
+               const LogDecay* total, const Ahead& then) const {
     ForEachBlock(head, tokens, work, [&](Range block) {
-      kernels_.forward(problem_, head, block, work, states, total);
+      const Ahead ahead{head, {block.end, std::min(tokens.end, block.end + kBlockTokens)}};
+      kernels_.forward(problem_, head, block, work, states, total,
+                       block.end < tokens.end ? ahead : then);
     });
+  }
+  // The same for a piece of a unit of one head, whose states at the starts of runs are kept.
+  void AdvanceAndKeep(const Unit& unit, Range piece, const Workspace& work, const States& states,
+                      const LogDecay* total, const Ahead& then) const {
+    const Head head = HeadOf(unit, 0);
+    for (std::int64_t run = 0; run < RunsOf(piece); ++run) {
+      const Range tokens = RunAt(piece, run);
+      Keep(unit, 0, tokens.begin, states.run);
+      const Ahead ahead{head, {tokens.end, std::min(piece.end, tokens.end + kBlockTokens)}};
+      Advance(head, tokens, work, states, total, tokens.end < piece.end ? ahead : then);
+    }
+  }
+  // The first block of a unit's head, or of a piece; nothing if there is no such.
+  Ahead FirstOf(const Unit& unit, std::int64_t piece) const {
+    const Pieces pieces = PiecesOf(unit);
+    if (piece >= pieces.count) return {};
+    const Range tokens = pieces.At(piece);
+    return {HeadOf(unit, 0), {tokens.begin, std::min(tokens.end, tokens.begin + kBlockTokens)}};
+  }
+  // With as many tasks as units, a worker goes on about as many units later as there are workers.
+  Ahead NextUnit(std::int64_t index) const {
+    const std::int64_t next = index + workers_;
+    return next < units_ ? FirstOf(UnitAt(next), 0) : Ahead{};
   }
   // The state of a piece from zero, and its decay.
   void MakeLocal(const Head& head, Range piece, const Workspace& work, const Panels& local,
@@ -45,7 +71,7 @@ class Passes : public Plan {
     kernels_.start(problem_, head, work);
     kernels_.load_state(problem_, nullptr, 0, local);
     Zero(total);
-    Advance(head, piece, work, {{}, local}, &total);
+    Advance(head, piece, work, {{}, local}, &total, {});
   }
 
   void LoadStart(const StateTensor<const float*>& tensor, const Unit& unit, std::int64_t i,
@@ -57,6 +83,17 @@ class Passes : public Plan {
     if (tensor.data == nullptr) return;
     kernels_.store_state(problem_, from, tensor.At(unit.sequence, unit.first_head + i), tensor.row);
   }
+  // The state at the start of a run, for the backward, and back.
+  void Keep(const Unit& unit, std::int64_t i, std::int64_t token, const Panels& from) const {
+    if (call_.kept.data == nullptr || token == 0) return;
+    kernels_.store_state(problem_, from, call_.kept.At(KeptAt(unit, token), unit.first_head + i),
+                         call_.kept.row);
+  }
+  void LoadKept(const Unit& unit, std::int64_t i, std::int64_t token, const Panels& to) const {
+    const auto& kept = call_.kept_before;
+    kernels_.load_state(problem_, kept.At(KeptAt(unit, token), unit.first_head + i), kept.row, to);
+  }
+  bool HasKept() const { return call_.kept_before.data != nullptr; }
 
   // Units [begin, end) whose states have room, and the first slot of each; a slot is a head of a
   // piece.
@@ -99,6 +136,7 @@ class Passes : public Plan {
 
   // The states at the start of each piece of a wave's units, in starts_.
   void MakeStarts(const Wave& wave, bool with_last) const {
+    if (HasKept()) return LoadStarts(wave);
     RunTasks(static_cast<std::int64_t>(wave.tasks.size()), workers_,
              [&](std::int64_t i, int worker) {
                const auto [index, piece] = wave.tasks[static_cast<std::size_t>(i)];
@@ -127,6 +165,21 @@ class Passes : public Plan {
                              locals_.At(slot), WorkOf(worker));
             StoreEnd(call_.state, unit, head, locals_.At(slot));
           }
+        }
+      }
+    });
+  }
+
+  void LoadStarts(const Wave& wave) const {
+    RunTasks(static_cast<std::int64_t>(wave.tasks.size()), workers_, [&](std::int64_t i, int) {
+      const auto [index, piece] = wave.tasks[static_cast<std::size_t>(i)];
+      const Unit unit = UnitAt(index);
+      for (std::int64_t head = 0; head < unit.heads; ++head) {
+        const Panels to = starts_.At(SlotOf(wave, index, piece, head));
+        if (piece == 0) {
+          LoadStart(call_.initial_state, unit, head, to);
+        } else {
+          LoadKept(unit, head, PiecesOf(unit).At(piece).begin, to);
         }
       }
     });

@@ -16,9 +16,6 @@
 
 namespace attnops::causal {
 
-// Tokens of a run: the backward has the states of its blocks at a time. A multiple of
-// kBlockTokens.
-constexpr std::int64_t kRunTokens = 1024;
 constexpr std::int64_t kRunStates = kRunTokens / kBlockTokens;
 // A sequence is cut into at most this many pieces of whole runs, more than any sensible number of
 // threads. The length alone decides, so that a sequence has the same bits in every batch.
@@ -79,7 +76,10 @@ class Plan {
     unit_heads_ = pass == Pass::kForward ? 1 : group_;
     const auto D = static_cast<double>(problem_.D), E = static_cast<double>(problem_.E);
     double tokens = 0;
+    std::int64_t kept = 0;
     for (const Sequence& sequence : call.sequences) {
+      first_kept_.push_back(kept);
+      kept += RunsOf({0, sequence.tokens}) - 1;
       tokens += static_cast<double>(sequence.tokens);
       const Pieces pieces(sequence.tokens);
       most_pieces_ = std::max(most_pieces_, pieces.count);
@@ -109,6 +109,11 @@ class Plan {
   }
   Pieces PiecesOf(const Unit& unit) const {
     return Pieces(call_.sequences[static_cast<std::size_t>(unit.sequence)].tokens);
+  }
+
+  // The kept state at a token of a unit's head, the start of a run behind the first.
+  std::int64_t KeptAt(const Unit& unit, std::int64_t token) const {
+    return first_kept_[static_cast<std::size_t>(unit.sequence)] + token / kRunTokens - 1;
   }
 
   void PlanStates(ScratchPlan& plan, StateArrays& states, std::int64_t of_worker) const {
@@ -157,7 +162,7 @@ class Plan {
                                 {&Workspace::k_end, C, D},
                                 {&Workspace::v, C, E},
                                 {&Workspace::weighted, C, std::max(D, E)},
-                                {&Workspace::k_columns, Padded(D), C},
+                                {&Workspace::columns, Padded(std::max(D, E)), C},
                                 {&Workspace::scores, C, C},
                                 {&Workspace::mask, C, C}};
     if (problem_.OnValues()) list.push_back({&Workspace::out, C, E});
@@ -168,10 +173,8 @@ class Plan {
                              {&Workspace::g_start, C, problem_.OnValues() ? E : 0},
                              {&Workspace::v_end, C, problem_.OnValues() ? E : 0},
                              {&Workspace::dv, C, E},
-                             {&Workspace::v_columns, Padded(E), C},
                              {&Workspace::d_scores, C, C},
-                             {&Workspace::state_columns, Padded(E), D},
-                             {&Workspace::d_state_columns, Padded(E), D}};
+                             {&Workspace::state_columns, Padded(E), D}};
       list.insert(list.end(), std::begin(more), std::end(more));
     }
     return list;
@@ -200,7 +203,7 @@ class Plan {
       f(member, E);
     }
     for (float* Workspace::*member : {&Workspace::from_start, &Workspace::to_end}) {
-      f(member, kBlockTokens);
+      f(member, kBlockTokens + 16);  // a tile may reach past the last token
     }
   }
 
@@ -250,7 +253,8 @@ class Plan {
   std::int64_t group_;  // heads of v for each of q and k
   std::int64_t unit_heads_ = 1, units_ = 0;
   std::int64_t most_pieces_ = 1, most_runs_ = 1, longest_ = 0;
-  bool whole_ = true;  // whether a task is a unit, else a piece of one
+  std::vector<std::int64_t> first_kept_;  // of each sequence
+  bool whole_ = true;                     // whether a task is a unit, else a piece of one
   int workers_ = 1;
   Arrays workspace_memory_;
   std::vector<Workspace> workspaces_;

@@ -70,32 +70,13 @@ Axes CheckOptions(const Inputs& inputs, const FlaoFalOptions& options) {
                   CheckActivation(kOp, "v_act", "v_dim", options.v_act, 4, 2),
                   CheckActivation(kOp, "g_act", "g_dim", options.g_act, 4, 2)};
   CheckLrpe(inputs, options);
+  if (options.start != 0) Fail(kOp, "start must be 0; it is ", options.start);
   return axes;
 }
 
 // Features of an encoded row.
 std::int64_t InnerOf(const ConstTensorView& q, const FlaoFalOptions& options) {
   return options.lrpe == Lrpe::kCosine ? 2 * q.shape(3) : q.shape(3);
-}
-
-void SetEncoding(const FlaoFalOptions& options, std::int64_t tokens, std::int64_t offset,
-                 Stage& stage) {
-  const ConstTensorView& theta = *options.theta;
-  const bool rotate = options.lrpe == Lrpe::kRotate;
-  const bool grid = options.shape.rank() > 1;
-  stage.encodes = true;
-  stage.encoding = rotate ? Encoding::kRotate : Encoding::kCosine;
-  if (rotate) {
-    stage.parts = 2;
-    stage.part /= 2;
-  }
-  const bool shared = rotate && !grid && theta.shape(1) == 1;
-  stage.encoded = rotate && !grid && !shared ? theta.shape(1) : stage.part;
-  stage.prefix = options.l;
-  stage.source.theta = &theta;
-  stage.source.shape = grid ? options.shape : Dims{tokens - options.l};
-  stage.source.offset = offset;
-  stage.source.per_axis = grid ? theta.shape(1) : stage.part;
 }
 
 void SetStages(const FlaoFalOptions& options, const Axes& axes, Call& call) {
@@ -109,8 +90,8 @@ void SetStages(const FlaoFalOptions& options, const Axes& axes, Call& call) {
   activate(options.v_act, axes.v, problem.v.stage);
   activate(options.g_act, axes.g, problem.g.stage);
   if (options.lrpe == Lrpe::kNone) return;
-  SetEncoding(options, problem.N, options.offset, problem.q.stage);
-  SetEncoding(options, problem.M, 0, problem.k.stage);
+  linear_attention::SetEncoding(options, problem.N, options.offset, 0, problem.q.stage);
+  linear_attention::SetEncoding(options, problem.M, 0, 0, problem.k.stage);
   problem.inner_parts = 2;
   problem.inner_part = problem.q.stage.part;
 }

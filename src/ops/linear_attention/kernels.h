@@ -149,6 +149,11 @@ struct Kernels {
 
 ATTNOPS_DECLARE_KERNELS_OF_TYPES(Kernels);
 
+// What a pass computes: all of it, or a half. The keys' half has no queries (N = 0): the forward
+// writes kv, the backward takes dKV from kept_kv. The queries' half has no keys (M = 0) and takes
+// KV from kept_kv: the backward writes dKV to kv.
+enum class Half { kBoth, kKeys, kQueries };
+
 // One pass over checked tensors. `problem` is complete but for the angles of its stages; q and k
 // have the same theta.
 struct Call {
@@ -156,6 +161,7 @@ struct Call {
   Precision precision;  // kHighest, kHigh or kMedium
   Problem problem;
   std::optional<TensorView> d_theta = {};  // backward only
+  Half half = Half::kBoth;
 };
 void Forward(const Call& call);
 void Backward(const Call& call);

@@ -125,6 +125,15 @@ void CheckState(const char* name, const ConstTensorView& view, const Sizes& size
   CheckView(kOp, name, view);
 }
 
+void CheckKept(const ConstTensorView& view, const Sizes& sizes) {
+  CheckShape(kOp, "kept_states", view,
+             {LinearAttentionKeptStates(sizes.B, sizes.N), sizes.heads, sizes.D, sizes.E});
+  if (view.dtype() != DType::kFloat32) {
+    Fail(kOp, "kept_states must be float32; it is ", Name(view.dtype()));
+  }
+  CheckView(kOp, "kept_states", view);
+}
+
 void CheckLike(const char* name, const TensorView& view, const char* other_name,
                const ConstTensorView& other) {
   CheckSameShape(kOp, name, view, other_name, other);
@@ -217,6 +226,10 @@ Call CallOf(const ConstTensorView& q, const ConstTensorView& k, const ConstTenso
 
 }  // namespace
 
+std::int64_t LinearAttentionKeptStates(std::int64_t batches, std::int64_t tokens) {
+  return batches * (tokens / causal::kRunTokens);
+}
+
 void LinearAttention(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
                      const TensorView& out, const LinearAttentionOptions& options) {
   const Sizes sizes = CheckInputs(q, k, v, options);
@@ -229,12 +242,18 @@ void LinearAttention(const ConstTensorView& q, const ConstTensorView& k, const C
     CheckOutput(kOp, "state", *options.state);
     outputs.push_back({"state", &*options.state});
   }
+  if (options.kept_states) {
+    CheckKept(*options.kept_states, sizes);
+    CheckOutput(kOp, "kept_states", *options.kept_states);
+    outputs.push_back({"kept_states", &*options.kept_states});
+  }
   CheckAllApart(outputs, InputsOf(q, k, v, options), options.state ? &*options.state : nullptr,
                 options.initial_state ? &*options.initial_state : nullptr);
   Call call = CallOf(q, k, v, options, sizes, decay);
   call.problem.constants = call.constants.data();
   call.problem.out = RowsOf<Output>(out);
   call.state = StatesOf<float*>(options.state);
+  call.kept = StatesOf<float*>(options.kept_states);
   causal::RunForward(call);
 }
 
@@ -254,6 +273,10 @@ void LinearAttentionBackward(const ConstTensorView& q, const ConstTensorView& k,
   if (gradients.d_state) {
     CheckState("d_state", *gradients.d_state, sizes);
     inputs.push_back({"d_state", &*gradients.d_state});
+  }
+  if (gradients.kept_states) {
+    CheckKept(*gradients.kept_states, sizes);
+    inputs.push_back({"kept_states", &*gradients.kept_states});
   }
   CheckLike("dq", dq, "q", q);
   CheckLike("dk", dk, "k", k);
@@ -285,6 +308,7 @@ void LinearAttentionBackward(const ConstTensorView& q, const ConstTensorView& k,
   problem.dk = RowsOf<Output>(dk);
   problem.dv = RowsOf<Output>(dv);
   call.d_state = StatesOf<const float*>(gradients.d_state);
+  call.kept_before = StatesOf<const float*>(gradients.kept_states);
   call.d_initial_state = StatesOf<float*>(gradients.d_initial_state);
   if (gradients.d_log_decay) {
     const TensorView& view = *gradients.d_log_decay;

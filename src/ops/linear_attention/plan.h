@@ -63,6 +63,7 @@ class Plan {
         dtype_(call.dtype),
         problem_(call.problem),
         d_theta_(call.d_theta),
+        half_(call.half),
         kernels_(KernelsFor(dtype_, target_)),
         column_kernels_(rowops::KernelsFor(dtype_, target_)),
         heads_(problem_.B * problem_.H),
@@ -99,7 +100,7 @@ class Plan {
  protected:
   // Plans the memory of a pass.
   void PlanForward(ScratchPlan& plan) {
-    kv_slots_ = SlotsFor(m_);
+    kv_slots_ = KeptKv() ? 1 : SlotsFor(m_);
     PlanWaves(kv_slots_);
     PlanBlocks(Pass::kForward, plan);
     PlanMatrices(plan, kvs_, KvSize(), kv_slots_);
@@ -300,6 +301,7 @@ class Plan {
   DType dtype_;
   Problem problem_;
   std::optional<TensorView> d_theta_;
+  Half half_;
   Kernels kernels_;
   rowops::Kernels column_kernels_;
   std::array<Operand*, kOperands> operands_{};

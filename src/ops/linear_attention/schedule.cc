@@ -63,7 +63,7 @@ class Run : public Plan {
     const Blocks blocks = HeadBlocks(worker, task);
     SumColumnsOfHead(head, worker);
     const Panels kv = KvAt(kvs_, worker);
-    MakeKv(head, worker, blocks, kv);
+    LoadOrMakeKv(head, worker, blocks, kv);
     if (problem_.kv.data != nullptr) kernels_.store_kv(problem_, head, kv);
     CompleteKv(kv);
     kernels_.forward(problem_, head, {0, problem_.N}, blocks, kv);
@@ -76,11 +76,12 @@ class Run : public Plan {
     const Panels dkv = KvAt(dkvs_, worker);
     const Panels transposed = TransposedAt(worker);  // KVᵀ, then dKVᵀ
     SumColumnsOfHead(head, worker);
-    if (KeptKv()) {
-      kernels_.load_kv(problem_, head, kv);
-    } else {
-      MakeKv(head, worker, blocks, kv);
+    if (half_ == Half::kKeys) {
+      kernels_.load_kv(problem_, head, dkv);
+      CompleteKv(dkv, &transposed);
+      return BackwardKeysOfHead(head, worker, blocks, dkv, transposed);
     }
+    LoadOrMakeKv(head, worker, blocks, kv);
     CompleteKv(kv, &transposed);
     const auto query = [&](Goal goal, Range range, const Blocks& own, const Panels& to) {
       kernels_.backward_query(problem_, goal, head, range, own, kv, transposed, to);
@@ -90,7 +91,13 @@ class Run : public Plan {
     SumOfPieces(n_, worker, dkv,
                 [&](Range range, const Panels& to) { query(Goal::kGradients, range, blocks, to); });
     kernels_.finish_kv(problem_, dkv);
+    if (half_ == Half::kQueries) return kernels_.store_kv(problem_, head, dkv);
     CompleteKv(dkv, &transposed);
+    BackwardKeysOfHead(head, worker, blocks, dkv, transposed);
+  }
+
+  void BackwardKeysOfHead(Head head, int worker, const Blocks& blocks, const Panels& dkv,
+                          const Panels& transposed) const {
     const auto key = [&](Goal goal, Range range, const Blocks& own) {
       kernels_.backward_key(problem_, goal, head, range, own, dkv, transposed);
     };
@@ -108,7 +115,8 @@ class Run : public Plan {
     if (transposed != nullptr) kernels_.pair_rows(*transposed, columns, inner_);
   }
 
-  void MakeKv(Head head, int worker, const Blocks& blocks, const Panels& kv) const {
+  void LoadOrMakeKv(Head head, int worker, const Blocks& blocks, const Panels& kv) const {
+    if (KeptKv()) return kernels_.load_kv(problem_, head, kv);
     SumOfPieces(m_, worker, kv, [&](Range range, const Panels& to) {
       kernels_.make_kv(problem_, head, range, blocks, to);
     });
@@ -223,10 +231,10 @@ class Run : public Plan {
 
   void ForwardWave(const Wave& wave) const {
     SumColumnsOfWave(wave);
-    SumKvOfWave(wave);
+    if (!KeptKv()) SumKvOfWave(wave);
     RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
       const Panels kv = KvAt(kvs_, task * kv_slots_);
-      kernels_.finish_kv(problem_, kv);
+      LoadOrFinishKv(wave, task, kv);
       if (problem_.kv.data != nullptr) {
         kernels_.store_kv(problem_, HeadOf(wave.first + task), kv);
       }
@@ -238,16 +246,29 @@ class Run : public Plan {
     });
   }
 
+  void LoadOrFinishKv(const Wave& wave, std::int64_t task, const Panels& kv) const {
+    if (KeptKv()) {
+      kernels_.load_kv(problem_, HeadOf(wave.first + task), kv);
+    } else {
+      kernels_.finish_kv(problem_, kv);
+    }
+  }
+
   void BackwardWave(const Wave& wave) const {
     SumColumnsOfWave(wave);
+    if (half_ == Half::kKeys) {
+      RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
+        const Panels dkv = KvAt(dkvs_, task * dkv_slots_);
+        kernels_.load_kv(problem_, HeadOf(wave.first + task), dkv);
+        const Panels transposed = TransposedAt(task);
+        CompleteKv(dkv, &transposed);
+      });
+      return BackwardKeysOfWave(wave);
+    }
     if (!KeptKv()) SumKvOfWave(wave);
     RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
       const Panels kv = KvAt(kvs_, task * kv_slots_);
-      if (KeptKv()) {
-        kernels_.load_kv(problem_, HeadOf(wave.first + task), kv);
-      } else {
-        kernels_.finish_kv(problem_, kv);
-      }
+      LoadOrFinishKv(wave, task, kv);
       const Panels transposed = TransposedAt(task);
       CompleteKv(kv, &transposed);
     });
@@ -266,9 +287,16 @@ class Run : public Plan {
     RunTasks(wave.count, workers_, [&](std::int64_t task, int) {
       const Panels dkv = KvAt(dkvs_, task * dkv_slots_);
       kernels_.finish_kv(problem_, dkv);
+      if (half_ == Half::kQueries) {
+        return kernels_.store_kv(problem_, HeadOf(wave.first + task), dkv);
+      }
       const Panels transposed = TransposedAt(task);
       CompleteKv(dkv, &transposed);
     });
+    if (half_ != Half::kQueries) BackwardKeysOfWave(wave);
+  }
+
+  void BackwardKeysOfWave(const Wave& wave) const {
     const auto key = [&](Goal goal, std::int64_t piece, std::int64_t head, const Blocks& blocks) {
       kernels_.backward_key(problem_, goal, HeadOf(wave.first + head), m_.At(piece), blocks,
                             KvAt(dkvs_, head * dkv_slots_), TransposedAt(head));
@@ -371,7 +399,8 @@ void Forward(const Call& call) {
 void Backward(const Call& call) {
   const Problem& problem = call.problem;
   if (problem.B == 0 || problem.H == 0) return;
-  if ((problem.N == 0 && problem.M == 0) || (problem.D == 0 && problem.E == 0)) return;
+  if (problem.D == 0 && problem.E == 0) return;
+  if (problem.N == 0 && problem.M == 0 && call.half != Half::kQueries) return;
   Run(call).Backward();
 }
 

@@ -52,14 +52,34 @@ class DecodeCall {
                                     DivideUp(problem_.H, kernels_.chunk));
   }
 
-  // Whole sequences, if they keep all threads busy with little left over; else pieces. Groups of
-  // heads repeat the conversion of bk and bv and leave vectors partly empty.
+  std::int64_t GroupSize(std::int64_t groups) const {
+    return RoundUp(DivideUp(problem_.H, groups), kernels_.chunk);
+  }
+
+  // As for rank 1. Sequences have different lengths: whole ones take as long as if all were like
+  // the longest, but not longer than one after the other; pieces are shared evenly.
   TpaSplit Choose() const {
-    const std::int64_t rounds = DivideUp(problem_.B, workers_);
-    const double whole = static_cast<double>(rounds) * static_cast<double>(longest_);
-    const double even = static_cast<double>(tokens_) / workers_;
-    constexpr double kMerging = 1.06;
-    return workers_ == 1 || whole <= kMerging * even ? TpaSplit::kB : TpaSplit::kBN;
+    const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+    const double D = number(problem_.D), E = number(problem_.E);
+    const double Rq = number(problem_.Rq), Rk = number(problem_.Rk), Rv = number(problem_.Rv);
+    const bool through_rank = problem_.through_rank;
+    const double shared =
+        (through_rank ? Rq * Rk * D : 0) + kConvertKey * Rk * D + kConvertValue * Rv * E;
+    const auto token = [&](std::int64_t heads) {
+      const double places = number(Places(heads));
+      return shared + places * (kExp + Rk * (through_rank ? Rq : D)) + number(heads) * Rv * E;
+    };
+    const auto whole = [&](std::int64_t groups, std::int64_t heads) {
+      const std::int64_t tasks = problem_.B * groups;
+      const double all = number(tokens_) * number(groups);
+      const double rounds = number(DivideUp(tasks, workers_));
+      return SplitWork{tasks, std::min(all, rounds * number(longest_)), token(heads)};
+    };
+    const std::int64_t groups = HeadGroups();
+    const double even =
+        std::max(number(tokens_) / workers_, number(std::min(longest_, PieceSize(longest_))));
+    return ChooseSplit(whole(1, problem_.H), whole(groups, GroupSize(groups)),
+                       {pieces_, even, token(problem_.H)});
   }
 
   Range PieceAt(std::int64_t batch, std::int64_t i) const {
@@ -80,13 +100,6 @@ class DecodeCall {
               s.At(i),  row.At(i), max.At(i), sum.At(i), factor.At(i), pairs.At(i)};
     }
   };
-  struct Partials {
-    Arrays max, sum;
-    Matrices out;
-
-    Partial At(std::int64_t i) const { return {max.At(i), sum.At(i), out.At(i)}; }
-  };
-
   void Plan(ScratchPlan& plan, Workspaces& work, std::int64_t heads) const {
     const std::int64_t chunk = kernels_.chunk, block = problem_.BlockTokens();
     const std::int64_t features = RoundUp(problem_.D, chunk);
@@ -110,21 +123,10 @@ class DecodeCall {
     work.pairs.Plan(plan, problem_.dot, key_rows, problem_.D, std::max(rows, features), heads,
                     std::max({heads, problem_.Rq, problem_.E}), chunk);
   }
-  // One for each worker, or `count` of them.
-  void Plan(ScratchPlan& plan, Partials& partials, std::int64_t heads,
-            std::int64_t count = 0) const {
-    const auto add = [&](Arrays& arrays, std::int64_t size) {
-      count == 0 ? plan.AddForWorkers(arrays, size) : plan.Add(arrays, size, count);
-    };
-    add(partials.max, Places(heads));
-    add(partials.sum, Places(heads));
-    partials.out.panel = Panels::PanelSize(Places(heads), kernels_.chunk);
-    add(partials.out.arrays, Panels::Size(Places(heads), problem_.E, kernels_.chunk));
-  }
 
   // A task is a sequence and a group of heads: all pieces, one after the other.
   void ByHeads(std::int64_t groups) const {
-    const std::int64_t size = RoundUp(DivideUp(problem_.H, groups), kernels_.chunk);
+    const std::int64_t size = GroupSize(groups);
     groups = DivideUp(problem_.H, size);
     const std::int64_t tasks = problem_.B * groups;
     const int workers = static_cast<int>(std::min<std::int64_t>(workers_, tasks));
@@ -132,8 +134,8 @@ class DecodeCall {
     Partials sums, pieces;
     ScratchPlan plan;
     Plan(plan, works, std::min(size, problem_.H));
-    Plan(plan, sums, std::min(size, problem_.H));
-    Plan(plan, pieces, std::min(size, problem_.H));
+    sums.Plan(plan, size, problem_.E, kernels_.chunk);
+    pieces.Plan(plan, size, problem_.E, kernels_.chunk);
     Scratch scratch(plan.Bytes(workers));
     plan.Take(scratch, workers);
     RunTasks(tasks, workers, [&](std::int64_t task, int worker) {
@@ -155,9 +157,8 @@ class DecodeCall {
   // A task is a piece of a sequence. A wave of as many sequences as kPartialBytes has room for, at
   // least one, is computed, then merged.
   void ByPieces() const {
-    const std::int64_t partial_bytes = static_cast<std::int64_t>(
-        2 * Scratch::Size<float>(Places(problem_.H)) +
-        Scratch::Size<float>(Panels::Size(Places(problem_.H), problem_.E, kernels_.chunk)));
+    const std::int64_t partial_bytes =
+        Partials::Bytes(Places(problem_.H), problem_.E, kernels_.chunk);
     const std::int64_t fit = kPartialBytes / partial_bytes;
     std::int64_t most = 0;
     const auto end_of_wave = [&](std::int64_t begin) {
@@ -173,7 +174,7 @@ class DecodeCall {
     Partials partials;
     ScratchPlan plan;
     Plan(plan, works, problem_.H);
-    Plan(plan, partials, problem_.H, most);
+    partials.Plan(plan, Places(problem_.H), problem_.E, kernels_.chunk, most);
     Scratch scratch(plan.Bytes(workers));
     plan.Take(scratch, workers);
     const Range heads{0, problem_.H};

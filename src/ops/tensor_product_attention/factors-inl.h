@@ -97,6 +97,39 @@ HWY_INLINE TwoRanks SplitRanks(const Chunk& lower, const Chunk& upper) {
   return {{{lower.v[0], upper.v[0]}}, {{lower.v[1], upper.v[1]}}};
 }
 
+// The first `n` numbers of pairs, at most two chunks of them, taken apart; places without a pair
+// are 0.
+template <typename T>
+HWY_INLINE TwoRanks LoadPairs(const T* from, std::int64_t n) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+#if !ATTNOPS_ONE_LANE
+  if constexpr (std::is_same_v<T, std::int8_t>) {
+    // A pair is the bytes of a 16-bit number: no element crosses lanes.
+    const DF d;
+    const DI di;
+    const hn::Rebind<std::int16_t, DI> d16;
+    alignas(64) std::int8_t buffer[2 * kMaxChunk];
+    if (HWY_UNLIKELY(n < 2 * chunk)) {
+      std::memset(buffer, 0, sizeof(buffer));
+      std::memcpy(buffer, from, static_cast<std::size_t>(n));
+      from = buffer;
+    }
+    TwoRanks to;
+    ForEach<2>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+      const auto* at = reinterpret_cast<const std::int16_t*>(from) + i() * hn::Lanes(d);
+      const auto pairs = hn::PromoteTo(di, hn::LoadU(d16, at));
+      to.first.v[i()] = hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<24>(pairs)));
+      to.second.v[i()] = hn::ConvertTo(d, hn::ShiftRight<8>(pairs));
+    });
+    return to;
+  }
+#endif
+  const Chunk lower = LoadNumbers(from, static_cast<std::size_t>(std::min(chunk, n)));
+  const Chunk upper =
+      n <= chunk ? Fill<2>(0.0f) : LoadNumbers(from + chunk, static_cast<std::size_t>(n - chunk));
+  return SplitRanks<T>(lower, upper);
+}
+
 // A token's heads of ak or av, `row` elements apart, as `ranks` rows of a matrix in panels: heads
 // in natural order. Places without a head are arbitrary: the `readable` elements from the token on,
 // of which there are at least its own, may be loaded. `buffer` has room for heads·ranks numbers.
@@ -110,13 +143,8 @@ HWY_INLINE void LoadHeads(const T* from, std::int64_t row, std::int64_t heads, s
                           ATTNOPS_INLINE_LAMBDA { return kScaled ? Mul(x, factor) : x; };
   if (ranks == 2 && row == 2) {
     for (std::int64_t c = 0; c < ChunksOf(heads); ++c) {
-      const T* at = from + 2 * c * chunk;
-      const std::int64_t left = std::min(readable - 2 * c * chunk, 2 * chunk);
-      const Chunk lower = LoadNumbers(at, static_cast<std::size_t>(std::min(chunk, left)));
-      const Chunk upper = left <= chunk
-                              ? Fill<2>(0.0f)
-                              : LoadNumbers(at + chunk, static_cast<std::size_t>(left - chunk));
-      const TwoRanks split = SplitRanks<T>(lower, upper);
+      const TwoRanks split =
+          LoadPairs(from + 2 * c * chunk, std::min(readable - 2 * c * chunk, 2 * chunk));
       StoreChunk(scaled(split.first), RowOf(to, c, first));
       StoreChunk(scaled(split.second), RowOf(to, c, first + 1));
     }

@@ -45,9 +45,27 @@ HWY_INLINE HeadFactors ValueFactors(const PrefillProblem& problem, std::int64_t 
   return {problem.av, problem.bv, batch, head, problem.Rv, problem.E, 1.0f};
 }
 
+// One strip of kChunks chunks of row t: Σ_r a[r]·b[r], whose ranks are `stride` elements apart.
+template <int kChunks, typename T>
+HWY_INLINE void FormStrip(const float* a, const T* b, std::int64_t stride, std::int64_t ranks,
+                          const Panels& to, std::int64_t chunk, std::int64_t row) {
+  Pack<2 * kChunks> sums = Mul(LoadChunks<kChunks>(b), Fill<2 * kChunks>(a[0]));
+  for (std::int64_t r = 1; r < ranks; ++r) {
+    sums = MulAdd(LoadChunks<kChunks>(b + r * stride), Fill<2 * kChunks>(a[r]), sums);
+  }
+  ForEach<kChunks>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+    StoreChunk(Chunk{{sums.v[2 * i()], sums.v[2 * i() + 1]}}, RowOf(to, chunk + i(), row));
+  });
+}
+
 // Forms the rows of these tokens; columns are in T's storage order.
 template <typename T>
-HWY_INLINE void FormRows(const HeadFactors& factors, Range tokens, const Panels& to) {
+HWY_NOINLINE void FormRows(const HeadFactors& factors, Range tokens, const Panels& to) {
+  constexpr int kStrip = 4;  // chunks whose sums over the ranks are in registers
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  const std::int64_t whole = factors.columns / (kStrip * chunk) * kStrip;
+  constexpr std::int64_t kRanks = 16;  // whose factors are converted at a time
+  float a[kRanks];
   for (std::int64_t i = 0; i < tokens.size(); ++i) {
     const std::int64_t token = tokens.begin + i;
     if (factors.a.data == nullptr) {
@@ -55,17 +73,27 @@ HWY_INLINE void FormRows(const HeadFactors& factors, Range tokens, const Panels&
                     factors.scale, to, i);
       continue;
     }
-    const T* a = RowAt<T>(factors.a, factors.batch, factors.head, token);
+    const T* from = RowAt<T>(factors.a, factors.batch, factors.head, token);
     const T* b = RowAt<T>(factors.b, factors.batch, 0, token);
-    ForEachChunk(factors.columns, [&](std::int64_t column, std::size_t n,
-                                      std::int64_t c) ATTNOPS_INLINE_LAMBDA {
-      Chunk sum = Mul(LoadChunkN(b + column, n), Fill<2>(factors.scale * ToFloat(a[0])));
-      for (std::int64_t r = 1; r < factors.ranks; ++r) {
-        sum = MulAdd(LoadChunkN(b + r * factors.b.head + column, n),
-                     Fill<2>(factors.scale * ToFloat(a[r])), sum);
+    for (std::int64_t r = 0; r < std::min(factors.ranks, kRanks); ++r) {
+      a[r] = factors.scale * ToFloat(from[r]);
+    }
+    if (HWY_LIKELY(factors.ranks <= kRanks)) {
+      for (std::int64_t c = 0; c < whole; c += kStrip) {
+        FormStrip<kStrip>(a, b + c * chunk, factors.b.head, factors.ranks, to, c, i);
       }
-      StoreChunk(sum, RowOf(to, c, i));
-    });
+    }
+    const std::int64_t formed = factors.ranks <= kRanks ? whole * chunk : 0;
+    ForEachChunk(factors.columns - formed,
+                 [&](std::int64_t column, std::size_t n, std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+                   const T* at = b + formed + column;
+                   Chunk sum = Mul(LoadChunkN(at, n), Fill<2>(factors.scale * ToFloat(from[0])));
+                   for (std::int64_t r = 1; r < factors.ranks; ++r) {
+                     sum = MulAdd(LoadChunkN(at + r * factors.b.head, n),
+                                  Fill<2>(factors.scale * ToFloat(from[r])), sum);
+                   }
+                   StoreChunk(sum, RowOf(to, formed / chunk + c, i));
+                 });
   }
 }
 
@@ -151,7 +179,7 @@ void AttendQueries(const PrefillProblem& problem, std::int64_t batch, std::int64
   FormQueryBlock<T>(problem, batch, head, queries, work);
   std::fill_n(work.max, Padded(N), kLowest);
   std::fill_n(work.sum, Padded(N), 0.0f);
-  const std::int64_t end = problem.KeysOf(queries.end - 1);
+  const std::int64_t end = problem.KeysOf(batch, queries.end - 1);
   for (std::int64_t first = 0; first < end; first += kKeyBlock) {
     const BlockPair pair(problem, queries, {first, std::min(end, first + kKeyBlock)});
     const std::int64_t keys = pair.keys.size();

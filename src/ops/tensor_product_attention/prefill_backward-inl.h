@@ -81,7 +81,7 @@ void BackwardHead(const PrefillProblem& problem, const PrefillGradients& gradien
   Prefetcher nothing;
   for (std::int64_t query = all_queries.begin; query < all_queries.end; query += kQueryBlock) {
     const Range queries{query, std::min(all_queries.end, query + kQueryBlock)};
-    const std::int64_t end = std::min(all_keys.end, problem.KeysOf(queries.end - 1));
+    const std::int64_t end = std::min(all_keys.end, problem.KeysOf(batch, queries.end - 1));
     if (end <= all_keys.begin) continue;
     FormQueryBlock<T>(problem, batch, head, queries, work);
     LoadOutputBlock<T>(problem, gradients, batch, head, queries, work);
@@ -154,12 +154,35 @@ HWY_INLINE void StoreSums(const HeadFactors& factors, std::int64_t token, const 
   }
 }
 
-// SplitToken for a range of tokens and heads; `whole` chooses the gradient of a head.
+// Writes zeros: the gradients of a token that its sequence does not have, whose factors are not
+// read.
+template <typename T>
+HWY_INLINE void ZeroToken(const HeadFactors& factors, std::int64_t token, Range heads,
+                          const Output& to_a, const Output& to_b) {
+  const auto zero = [](T* row, std::int64_t columns) HWY_ATTR {
+    ForEachChunk(columns,
+                 [&](std::int64_t column, std::size_t n, std::int64_t)
+                     ATTNOPS_INLINE_LAMBDA { StoreChunkN(Fill<2>(0.0f), row + column, n); });
+  };
+  for (std::int64_t head = heads.begin; head < heads.end; ++head) {
+    zero(RowAt<T>(to_a, factors.batch, head, token), factors.ranks);
+  }
+  for (std::int64_t r = 0; r < factors.ranks; ++r) {
+    zero(RowAt<T>(to_b, factors.batch, r, token), factors.columns);
+  }
+}
+
+// SplitToken for a range of tokens and heads; `whole` chooses the gradient of a head. The sequence
+// has `length` tokens.
 template <typename T, class Whole>
 HWY_INLINE void SplitFactors(HeadFactors factors, std::int64_t all_heads, Range heads,
-                             Range segment, Range tokens, const Whole& whole, const Output& to_a,
-                             const Output& to_b, float* sums) {
+                             std::int64_t length, Range segment, Range tokens, const Whole& whole,
+                             const Output& to_a, const Output& to_b, float* sums) {
   for (std::int64_t i = tokens.begin; i < tokens.end; ++i) {
+    if (segment.begin + i >= length) {
+      ZeroToken<T>(factors, segment.begin + i, heads, to_a, to_b);
+      continue;
+    }
     float* of_token = sums + i * factors.ranks * Padded(factors.columns);
     for (std::int64_t head = heads.begin; head < heads.end; ++head) {
       factors.head = head;
@@ -177,7 +200,7 @@ void SplitQueries(const PrefillProblem& problem, const PrefillGradients& gradien
   const HeadFactors factors = QueryFactors(problem, batch, 0);
   if (problem.aq.data != nullptr) {
     SplitFactors<T>(
-        factors, problem.H, heads, segment, tokens,
+        factors, problem.H, heads, problem.N, segment, tokens,
         [&](std::int64_t i) HWY_ATTR -> const Panels& { return from[i].q; }, gradients.aq,
         gradients.bq, sums.bq);
     return;
@@ -199,30 +222,32 @@ void SplitKeys(const PrefillProblem& problem, const PrefillGradients& gradients,
                Range heads, Range segment, Range tokens, const HeadGradients* from,
                const FactorSums& sums) {
   SplitFactors<T>(
-      KeyFactors(problem, batch, 0), problem.H, heads, segment, tokens,
+      KeyFactors(problem, batch, 0), problem.H, heads, problem.Length(batch), segment, tokens,
       [&](std::int64_t i) HWY_ATTR -> const Panels& { return from[i].k; }, gradients.ak,
       gradients.bk, sums.bk);
   HeadFactors values = ValueFactors(problem, batch, 0);
   values.scale = problem.value_scale;
   SplitFactors<T>(
-      values, problem.H, heads, segment, tokens,
+      values, problem.H, heads, problem.Length(batch), segment, tokens,
       [&](std::int64_t i) HWY_ATTR -> const Panels& { return from[i].v; }, gradients.av,
       gradients.bv, sums.bv);
 }
 
+}  // namespace HWY_NAMESPACE
+}  // namespace attnops::tensor_product_attention
+
+namespace attnops::tpa_prefill {
+namespace HWY_NAMESPACE {
+
 template <typename T>
-PrefillKernels PrefillKernelsOfType() {
+Kernels KernelsOfTarget() {
+  using namespace tensor_product_attention::HWY_NAMESPACE;  // NOLINT(google-build-using-namespace)
   return {static_cast<std::int64_t>(ChunkSize()), AttendQueries<T>, BackwardHead<T>,
           SplitQueries<T>, SplitKeys<T>};
 }
-inline PrefillKernels PrefillKernelsOfTarget(DType dtype) {
-  return WithType(dtype, [](auto tag) HWY_ATTR {
-    return PrefillKernelsOfType<typename decltype(tag)::Type>();
-  });
-}
 
 }  // namespace HWY_NAMESPACE
-}  // namespace attnops::tensor_product_attention
+}  // namespace attnops::tpa_prefill
 HWY_AFTER_NAMESPACE();
 
 #endif  // ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_PREFILL_BACKWARD_INL_H_

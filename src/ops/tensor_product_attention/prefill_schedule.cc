@@ -30,7 +30,7 @@ std::int64_t FloatBytes(std::int64_t count) {
 class PrefillCall {
  public:
   PrefillCall(const PrefillProblem& problem, TargetIndex target)
-      : problem_(problem), kernels_(PrefillKernelsOf(problem.dtype, target)) {
+      : problem_(problem), kernels_(tpa_prefill::KernelsFor(problem.dtype, target)) {
     const auto number = [](std::int64_t n) { return static_cast<double>(n); };
     const double work = number(problem.B) * number(problem.H) * number(problem.N) *
                         number(problem.M) * (number(problem.D) + number(problem.E));

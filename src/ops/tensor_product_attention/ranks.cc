@@ -1,4 +1,4 @@
-// The kernels of tensor product attention of any rank, for every SIMD target.
+// The kernels of decoding with ranks and of the cache, for every SIMD target.
 #include "src/ops/tensor_product_attention/ranks.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -9,14 +9,12 @@
 #include "src/core/target.h"
 #include "src/ops/tensor_product_attention/append-inl.h"
 #include "src/ops/tensor_product_attention/decode-inl.h"
-#include "src/ops/tensor_product_attention/prefill_backward-inl.h"
 
 #if HWY_ONCE
 namespace attnops::tensor_product_attention {
 namespace {
-HWY_EXPORT(AppendKernelOfTarget);
-HWY_EXPORT(DecodeKernelsOfTarget);
-HWY_EXPORT(PrefillKernelsOfTarget);
+ATTNOPS_EXPORT(AppendKernelOfTarget);
+ATTNOPS_EXPORT(DecodeKernelsOfTarget);
 }  // namespace
 
 AppendKernel AppendKernelOf(TargetIndex target) {
@@ -24,10 +22,6 @@ AppendKernel AppendKernelOf(TargetIndex target) {
 }
 DecodeKernels DecodeKernelsOf(TargetIndex target) {
   return ATTNOPS_DISPATCH(DecodeKernelsOfTarget, target)();
-}
-
-PrefillKernels PrefillKernelsOf(DType dtype, TargetIndex target) {
-  return ATTNOPS_DISPATCH(PrefillKernelsOfTarget, target)(dtype);
 }
 
 }  // namespace attnops::tensor_product_attention

@@ -8,6 +8,7 @@
 #include "attnops/precision.h"
 #include "attnops/tpa.h"
 #include "attnops/types.h"
+#include "src/core/kernel_list.h"
 #include "src/core/target.h"
 #include "src/core/tensor.h"
 #include "src/gemm/dot_tile.h"
@@ -135,11 +136,13 @@ struct PrefillProblem {
   Input aq, bq, q, ak, bk, av, bv;
   Output out, lse;  // lse (batch, head, token); may be missing
   float score_scale, value_scale;
+  const std::int64_t* lengths = nullptr;  // keys of each sequence; all M if missing
   DotTile dot = nullptr;
 
+  std::int64_t Length(std::int64_t batch) const { return lengths == nullptr ? M : lengths[batch]; }
   // The keys that query n sees are those before this one.
-  std::int64_t KeysOf(std::int64_t query) const {
-    return causal ? std::min(M, query + 1 + (M - N)) : M;
+  std::int64_t KeysOf(std::int64_t batch, std::int64_t query) const {
+    return causal ? std::min(Length(batch), query + 1 + (M - N)) : Length(batch);
   }
 };
 
@@ -194,7 +197,6 @@ struct PrefillKernels {
                      std::int64_t batch, Range heads, Range segment, Range tokens,
                      const HeadGradients* from, const FactorSums& sums);
 };
-PrefillKernels PrefillKernelsOf(DType dtype, TargetIndex target);
 
 // Over checked arguments; there are queries and heads.
 void RunPrefill(const PrefillProblem& problem, Precision precision);
@@ -202,5 +204,11 @@ void RunPrefillBackward(const PrefillProblem& problem, const PrefillGradients& g
                         Precision precision);
 
 }  // namespace attnops::tensor_product_attention
+
+// The kernels of tpa, compiled for one element type at a time.
+namespace attnops::tpa_prefill {
+using Kernels = tensor_product_attention::PrefillKernels;
+ATTNOPS_DECLARE_KERNELS_OF_TYPES(Kernels);
+}  // namespace attnops::tpa_prefill
 
 #endif  // ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_RANKS_H_

@@ -53,12 +53,9 @@ class Call {
     return RoundUp(DivideUp(problem_.H, groups), kTaskHeads);
   }
 
-  // The split whose busiest thread has the least to do, in multiply-adds or their equivalent. Each
-  // group of heads repeats the work that heads share: the product through the rank, and the
-  // conversion of bk and bv. Scores and weights are computed for whole chunks of heads. Pieces cost
-  // kMerging times as much, and more than one task costs waking a thread.
+  // Each group of heads repeats the work that heads share: the product through the rank, and the
+  // conversion of bk and bv. Scores and weights are computed for whole chunks of heads.
   TpaSplit Choose() const {
-    constexpr double kConvertKey = 6, kConvertValue = 2, kExp = 16, kMerging = 1.06;
     const auto number = [](std::int64_t n) { return static_cast<double>(n); };
     const double D = number(problem_.D), E = number(problem_.E), R = number(problem_.R);
     const bool through_rank = problem_.through_rank;
@@ -68,17 +65,13 @@ class Call {
       return shared + places * kExp + (through_rank ? 2 * places * R : number(heads) * D) +
              number(heads) * E;
     };
-    const auto cost = [&](std::int64_t tasks, std::int64_t tokens, double of_token) {
-      return number(DivideUp(tasks, workers_)) * number(tokens) * of_token +
-             (tasks > 1 ? kSerialWork : 0);
+    const auto work = [&](std::int64_t tasks, std::int64_t tokens, std::int64_t heads) {
+      return SplitWork{tasks, number(DivideUp(tasks, workers_)) * number(tokens), token(heads)};
     };
     const std::int64_t groups = HeadGroups();
-    const double b = cost(problem_.B, problem_.M, token(problem_.H));
-    const double bh = cost(problem_.B * groups, problem_.M, token(GroupSize(groups)));
-    const double bn =
-        cost(problem_.B * pieces_, std::min(piece_, problem_.M), token(problem_.H) * kMerging);
-    if (b <= bh && b <= bn) return TpaSplit::kB;
-    return bn <= bh ? TpaSplit::kBN : TpaSplit::kBH;
+    return ChooseSplit(work(problem_.B, problem_.M, problem_.H),
+                       work(problem_.B * groups, problem_.M, GroupSize(groups)),
+                       work(problem_.B * pieces_, std::min(piece_, problem_.M), problem_.H));
   }
 
   // Places of heads in storage order: whole chunks.
@@ -107,13 +100,6 @@ class Call {
               factor.At(i)};
     }
   };
-  struct Partials {
-    Arrays max, sum;
-    Matrices out;
-
-    Partial At(std::int64_t i) const { return {max.At(i), sum.At(i), out.At(i)}; }
-  };
-
   void PlanWorkspaces(ScratchPlan& plan, Workspaces& work, std::int64_t heads) const {
     const std::int64_t D = problem_.D, R = problem_.R;
     const bool through_rank = problem_.through_rank;
@@ -135,24 +121,6 @@ class Call {
     }
     plan.AddForWorkers(work.factor, places);
   }
-  std::int64_t PartialSize(std::int64_t heads) const {
-    return Panels::Size(Places(heads), problem_.E, kernels_.chunk);
-  }
-  // One for each worker, or `count` of them.
-  void PlanPartials(ScratchPlan& plan, Partials& partials, std::int64_t heads,
-                    std::int64_t count = 0) const {
-    partials.out.panel = Panels::PanelSize(Places(heads), kernels_.chunk);
-    const auto add = [&](Arrays& arrays, std::int64_t size) {
-      if (count == 0) {
-        plan.AddForWorkers(arrays, size);
-      } else {
-        plan.Add(arrays, size, count);
-      }
-    };
-    add(partials.max, Places(heads));
-    add(partials.sum, Places(heads));
-    add(partials.out.arrays, PartialSize(heads));
-  }
 
   // A task is a batch and a group of heads: all pieces, one after the other.
   void ByHeads(std::int64_t groups) const {
@@ -164,8 +132,8 @@ class Call {
     Partials sums, pieces;
     ScratchPlan plan;
     PlanWorkspaces(plan, works, size);
-    PlanPartials(plan, sums, size);
-    PlanPartials(plan, pieces, size);
+    sums.Plan(plan, Places(size), problem_.E, kernels_.chunk);
+    pieces.Plan(plan, Places(size), problem_.E, kernels_.chunk);
     Scratch scratch(plan.Bytes(workers));
     plan.Take(scratch, workers);
     RunTasks(tasks, workers, [&](std::int64_t task, int worker) {
@@ -190,8 +158,7 @@ class Call {
   void ByPieces() const {
     const std::int64_t all = problem_.B * pieces_;
     const std::int64_t partial_bytes =
-        static_cast<std::int64_t>(2 * Scratch::Size<float>(Places(problem_.H)) +
-                                  Scratch::Size<float>(PartialSize(problem_.H)));
+        Partials::Bytes(Places(problem_.H), problem_.E, kernels_.chunk);
     const std::int64_t fit = std::max<std::int64_t>(kPartialBytes / partial_bytes, workers_);
     const std::int64_t wave = std::min(all, fit);
     const int workers = static_cast<int>(std::min<std::int64_t>(workers_, wave));
@@ -199,7 +166,7 @@ class Call {
     Partials partials;  // of the wave's pieces, and the sum of a batch that goes on in the next
     ScratchPlan plan;
     PlanWorkspaces(plan, works, problem_.H);
-    PlanPartials(plan, partials, problem_.H, wave + 1);
+    partials.Plan(plan, Places(problem_.H), problem_.E, kernels_.chunk, wave + 1);
     Scratch scratch(plan.Bytes(workers));
     plan.Take(scratch, workers);
     const Range heads{0, problem_.H};

@@ -17,17 +17,19 @@ using namespace tensor_product_attention;  // NOLINT(google-build-using-namespac
 
 constexpr char kOp[] = "tpa";
 
-TpaSizes CheckCall(const TpaQuery& query, const TpaKeys& keys, const TpaOptions& options) {
+TpaSizes CheckCall(const TpaQuery& query, const TpaKeys& keys, const TpaOptions& options,
+                   const std::int64_t* lengths) {
   const TpaSizes sizes = CheckFactors(kOp, query, keys);
   if (options.causal && sizes.M < sizes.N) {
     Fail(kOp, "ak has ", sizes.M, " tokens; with causal it must have at least as many as ",
          query.full ? "q" : "aq", ", ", sizes.N);
   }
+  CheckSequences(kOp, {lengths}, sizes.B, sizes.B, sizes.M);
   return sizes;
 }
 
 PrefillProblem ProblemOf(const TpaSizes& sizes, const TpaQuery& query, const TpaKeys& keys,
-                         const TpaOptions& options) {
+                         const TpaOptions& options, const std::int64_t* lengths) {
   const TpaScales scales = ScalesOf(sizes, options);
   PrefillProblem problem{};
   problem.B = sizes.B;
@@ -41,6 +43,7 @@ PrefillProblem ProblemOf(const TpaSizes& sizes, const TpaQuery& query, const Tpa
   problem.E = sizes.E;
   problem.dtype = sizes.dtype;
   problem.causal = options.causal;
+  problem.lengths = lengths;
   problem.aq = RowsOf(query.a);
   problem.bq = RowsOf(query.b);
   problem.q = RowsOf(query.full);
@@ -66,11 +69,28 @@ const View* PointerTo(const std::optional<View>& view) {
   return view ? &*view : nullptr;
 }
 
+// A tensor of four axes, the last contiguous.
+void SetZero(const TensorView& view) {
+  if (view.size() == 0) return;
+  const std::size_t bytes = static_cast<std::size_t>(view.shape(3)) * SizeOf(view.dtype());
+  for (std::int64_t i = 0; i < view.shape(0); ++i) {
+    for (std::int64_t j = 0; j < view.shape(1); ++j) {
+      for (std::int64_t k = 0; k < view.shape(2); ++k) {
+        const std::int64_t at = i * view.stride(0) + j * view.stride(1) + k * view.stride(2);
+        std::memset(
+            static_cast<char*>(view.data()) + at * static_cast<std::int64_t>(SizeOf(view.dtype())),
+            0, bytes);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void Tpa(const TpaQuery& query, const TpaKeys& keys, const TensorView& out,
-         const std::optional<TensorView>& lse, const TpaOptions& options) {
-  const TpaSizes sizes = CheckCall(query, keys, options);
+         const std::optional<TensorView>& lse, const TpaOptions& options,
+         const std::int64_t* lengths) {
+  const TpaSizes sizes = CheckCall(query, keys, options, lengths);
   const Precision precision = PrecisionOf(kOp, options.precision, sizes.dtype);
   CheckResults(kOp, sizes, query, out, lse);
   const std::pair<const char*, const ConstTensorView&> inputs[] = {
@@ -80,7 +100,7 @@ void Tpa(const TpaQuery& query, const TpaKeys& keys, const TensorView& out,
     if (lse) CheckApart(kOp, "lse", *lse, name, view);
   }
   if (sizes.B * sizes.N * sizes.H == 0) return;
-  PrefillProblem problem = ProblemOf(sizes, query, keys, options);
+  PrefillProblem problem = ProblemOf(sizes, query, keys, options, lengths);
   problem.out = RowsOf(out);
   if (lse) problem.lse = {lse->data(), lse->stride(0), lse->stride(1), lse->stride(2)};
   RunPrefill(problem, precision);
@@ -88,8 +108,9 @@ void Tpa(const TpaQuery& query, const TpaKeys& keys, const TensorView& out,
 
 void TpaBackward(const TpaQuery& query, const TpaKeys& keys, const ConstTensorView& out,
                  const ConstTensorView& lse, const ConstTensorView& d_out,
-                 const TpaGradients& gradients, const TpaOptions& options) {
-  const TpaSizes sizes = CheckCall(query, keys, options);
+                 const TpaGradients& gradients, const TpaOptions& options,
+                 const std::int64_t* lengths) {
+  const TpaSizes sizes = CheckCall(query, keys, options, lengths);
   const Precision precision = PrecisionOf(kOp, options.precision, sizes.dtype);
   const std::pair<const char*, const ConstTensorView&> outputs[] = {{"out", out}, {"d_out", d_out}};
   for (const auto& [name, view] : outputs) {
@@ -126,7 +147,13 @@ void TpaBackward(const TpaQuery& query, const TpaKeys& keys, const ConstTensorVi
     CheckApart(kOp, pair.gradient_name, *pair.gradient, "lse", lse);
     CheckApart(kOp, pair.gradient_name, *pair.gradient, "d_out", d_out);
   }
-  if (sizes.B * sizes.H == 0 || sizes.N + sizes.M == 0) return;
+  if (sizes.B * sizes.H == 0 || sizes.N + sizes.M == 0) {
+    // Without heads the gradients of what heads share are sums of nothing.
+    for (const Pair& pair : pairs) {
+      if (pair.gradient != nullptr) SetZero(*pair.gradient);
+    }
+    return;
+  }
   PrefillGradients to{};
   to.out = RowsOf(out);
   to.d_out = RowsOf(d_out);
@@ -138,7 +165,7 @@ void TpaBackward(const TpaQuery& query, const TpaKeys& keys, const ConstTensorVi
   to.bk = RowsOf(gradients.bk);
   to.av = RowsOf(gradients.av);
   to.bv = RowsOf(gradients.bv);
-  RunPrefillBackward(ProblemOf(sizes, query, keys, options), to, precision);
+  RunPrefillBackward(ProblemOf(sizes, query, keys, options, lengths), to, precision);
 }
 
 }  // namespace attnops

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "src/core/numeric.h"
+#include "src/core/scratch.h"
 #include "src/core/scratch_plan.h"
 #include "src/gemm/panels.h"
 #include "src/ops/tensor_product_attention/ranks.h"
@@ -46,6 +47,29 @@ struct PairSpaces {
   PairSpace At(std::int64_t i) const {
     if (dot == nullptr) return {};
     return {dot, {reinterpret_cast<BFloat16*>(rows.At(i)), stride}, left.At(i), right.At(i)};
+  }
+};
+
+// Partial results of tokens, for whole chunks of heads: `places` of them.
+struct Partials {
+  Arrays max, sum;
+  Matrices out;
+
+  Partial At(std::int64_t i) const { return {max.At(i), sum.At(i), out.At(i)}; }
+  static std::int64_t Bytes(std::int64_t places, std::int64_t columns, std::int64_t chunk) {
+    return static_cast<std::int64_t>(2 * Scratch::Size<float>(places) +
+                                     Scratch::Size<float>(Panels::Size(places, columns, chunk)));
+  }
+  // One for each worker, or `count` of them.
+  void Plan(ScratchPlan& plan, std::int64_t places, std::int64_t columns, std::int64_t chunk,
+            std::int64_t count = 0) {
+    const auto add = [&](Arrays& arrays, std::int64_t size) {
+      count == 0 ? plan.AddForWorkers(arrays, size) : plan.Add(arrays, size, count);
+    };
+    add(max, places);
+    add(sum, places);
+    out.panel = Panels::PanelSize(places, chunk);
+    add(out.arrays, Panels::Size(places, columns, chunk));
   }
 };
 
