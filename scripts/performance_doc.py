@@ -37,8 +37,6 @@ machine's copy bandwidth or its multiply-adds allow. Memory, where it was measur
 of the leanest PyTorch form over that of attnops, inputs included. The last column is the first,
 fused against PyTorch, in the published figures of a GPU."""
 TEXT_COLUMNS = ("operator", "pass", "case", "best peer", "precision")
-# Quartiles farther apart than this part of the median make a time uncertain.
-WIDE_QUARTILES = 0.25
 # What of a cell is kept: the figures, and why there are none.
 CELL_KEYS = ("value", "q1", "q3", "error", "budget", "of")
 # Of figures that are kept; the pages show three.
@@ -79,17 +77,12 @@ def rounded(value: Any) -> Any:
     return int(value) if value.is_integer() else value
 
 
-def wide(cell: dict[str, Any]) -> bool:
-    """Whether the quartiles of a time are wide apart."""
-    return cell.get("q3", 0.0) - cell.get("q1", 0.0) > WIDE_QUARTILES * cell.get("value", 0.0)
-
-
 def smaller(data: view.Data) -> view.Data:
     """The table with nothing but what the pages and `attnops-bench compare` need: quartiles are
     those of attnops and, of the peers, those that are wide apart."""
 
     def cell(column: str, content: dict[str, Any]) -> dict[str, Any]:
-        quartiles = data["columns"].get(column) == "attnops" or wide(content)
+        quartiles = data["columns"].get(column) == "attnops" or view.disturbed(content)
         keys = [key for key in CELL_KEYS if quartiles or key not in ("q1", "q3")]
         return {key: rounded(content[key]) for key in keys if key in content}
 
@@ -188,7 +181,7 @@ def time_text(data: view.Data, n: int, column: str) -> str:
     cell = view.cell(data, n, column)
     if "value" not in cell:
         return "error" if "error" in cell else "over budget" if "budget" in cell else ""
-    return ("~" if wide(cell) else "") + number(cell["value"])
+    return ("~" if view.disturbed(cell) else "") + number(cell["value"])
 
 
 def speed_cells(data: view.Data, n: int) -> dict[str, str]:

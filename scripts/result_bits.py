@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 import attnops
+from attnops.nn import TPACache
 
 TYPES = ("float32", "float16", "bfloat16")
 TYPE_PAIRS = (  # of a tensor and its theta
@@ -459,6 +460,58 @@ def tpa_decode_cases() -> Iterator[Case]:
             yield case_name(inputs_name, split), run
 
 
+def tpa_cases() -> Iterator[Case]:
+    """Both passes of tpa, and decoding with ranks and from an int8 cache; layouts take turns."""
+    # B, N, M, H, R_q (0 for full queries), R_k, R_v, D, E
+    sizes = (
+        (1, 1, 7, 3, 2, 1, 3, 8, 8),
+        (2, 37, 65, 5, 3, 2, 2, 17, 31),
+        (1, 150, 219, 2, 0, 3, 1, 24, 9),
+        (2, 1, 700, 34, 6, 2, 2, 64, 64),
+        (1, 0, 5, 3, 2, 2, 2, 8, 8),
+    )
+    for i, (dtype, size) in enumerate(itertools.product(TYPES, sizes)):
+        B, N, M, H, Rq, Rk, Rv, D, E = size
+        layout = LAYOUTS[i * 2 % len(LAYOUTS)]
+        query = {"aq": (B, N, H, Rq), "bq": (B, N, Rq, D)} if Rq else {"q": (B, N, H, D)}
+        keys = {"ak": (B, M, H, Rk), "av": (B, M, H, Rv), "bk": (B, M, Rk, D), "bv": (B, M, Rv, E)}
+        name = case_name("tpa", dtype, size, layout)
+
+        def inputs(shapes=query | keys, name=name, dtype=dtype, layout=layout):
+            made = {
+                key: laid_out(f"{name} {key}", shape, dtype, layout)
+                for key, shape in shapes.items()
+            }
+            return {"aq": None, "bq": None} | made
+
+        def run(inputs=inputs, causal=i % 2 == 0):
+            args = inputs()
+            given = [x.requires_grad_() for x in args.values() if x is not None]
+            out = attnops.tpa(**args, causal=causal)
+            return [out, *torch.autograd.grad(out.float().square().sum(), given)]
+
+        yield name, run
+        if N != 1:
+            continue
+        for split in SPLITS:
+
+            def decode(inputs=inputs, split=split, lengths=(M, M // 2)[:B]):
+                options = {"lengths": torch.tensor(lengths), "return_lse": True, "split": split}
+                return attnops.tpa_decode(**inputs(), **options)
+
+            yield case_name("tpa_decode", dtype, size, layout, "lengths", split), decode
+
+        def from_cache(inputs=inputs, size=size):
+            B, _, M, H, _, Rk, Rv, D, E = size
+            args = inputs()
+            cache = TPACache(B, M, H, D, Rk, Rv, value_dim=E, dtype=torch.int8, page_size=16)
+            cache.join(B)
+            cache.append(*(args[key] for key in ("ak", "av", "bk", "bv")))
+            return [cache.decode(args["aq"], args["bq"])]
+
+        yield case_name("tpa_cache", dtype, size, layout, "int8"), from_cache
+
+
 FAMILIES = (
     lrpe_rotate_cases,
     md_lrpe_cosine_cases,
@@ -466,6 +519,7 @@ FAMILIES = (
     flao_cases,
     flao_fal_cases,
     tpa_decode_cases,
+    tpa_cases,
 )
 
 

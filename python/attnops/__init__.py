@@ -1,11 +1,12 @@
 """attnops: fused attention operators for CPUs, with autograd and torch.compile."""
 
-from attnops import (
-    _library,  # noqa: F401  (first: the modules below need its operators)
-    machine,
-)
+from importlib.metadata import version as _version
+
+from attnops import _library  # noqa: F401, I001  (first: the others need its operators)
+from attnops import _flops, _transforms, machine  # noqa: F401  (_flops registers formulas)
 from attnops.flao import flao
 from attnops.flao_fal import flao_fal
+from attnops.flao_halves import flao_fal_kv, flao_fal_out, flao_kv, flao_out
 from attnops.linear_attention import linear_attention
 from attnops.lrpe_rotate import lrpe_rotate
 from attnops.md_lrpe_cosine import lrpe_table, md_lrpe_cosine
@@ -16,6 +17,7 @@ from attnops.runtime import (
     empty_cache,
     get_precision,
     get_target,
+    info,
     set_precision,
     set_target,
     supported_targets,
@@ -23,7 +25,24 @@ from attnops.runtime import (
 from attnops.tpa import tpa
 from attnops.tpa_decode import tpa_decode
 
-__version__ = "0.1.0"
+for _function in (
+    flao,
+    flao_fal,
+    flao_fal_kv,
+    flao_fal_out,
+    flao_kv,
+    flao_out,
+    linear_attention,
+    lrpe_rotate,
+    lrpe_table,
+    md_lrpe_cosine,
+    rope,
+    tpa,
+    tpa_decode,
+):
+    _transforms.refuse_script(_function)
+
+__version__ = _version("attnops")  # that of pyproject.toml
 
 __all__ = [
     "compiled_targets",
@@ -31,8 +50,13 @@ __all__ = [
     "empty_cache",
     "flao",
     "flao_fal",
+    "flao_fal_kv",
+    "flao_fal_out",
+    "flao_kv",
+    "flao_out",
     "get_precision",
     "get_target",
+    "info",
     "linear_attention",
     "lrpe_rotate",
     "lrpe_table",

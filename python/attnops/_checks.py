@@ -45,7 +45,7 @@ def are_tensors(op: str, **values: Tensor) -> None:
     """
     for name, value in values.items():
         if not isinstance(value, Tensor):
-            fail(op, f"{name} must be a tensor; it is {_described(value)}")
+            fail(op, f"{name} must be a tensor; it is {described(value)}")
     no_tangents(op, **values)
 
 
@@ -60,7 +60,7 @@ def no_tangents(op: str, **values: Tensor) -> None:
             )
 
 
-def _described(value: object) -> str:
+def described(value: object) -> str:
     """None, or the type of what is not a tensor: numpy.ndarray, list."""
     if value is None:
         return "None"
@@ -88,7 +88,9 @@ def softmax_axis(
     op: str, act: int, dim_name: str, dim: int | None, axes: int, sequence: int
 ) -> None:
     """A softmax runs along the features or the sequence."""
-    if act == _choices.SOFTMAX and (dim + axes if dim < 0 else dim) not in (axes - 1, sequence):
+    if act != _choices.SOFTMAX or dim is None:
+        return
+    if (dim + axes if dim < 0 else dim) not in (axes - 1, sequence):
         fail(
             op,
             f"{dim_name} of the softmax must be {axes - 1} (features) or {sequence} (sequence) "
@@ -106,9 +108,10 @@ def tensor(op: str, name: str, value: Tensor) -> None:
 
 def same_device(op: str, **values: Tensor | None) -> None:
     """All on one device: with a meta tensor among real ones a result would have no values."""
-    first_name, first = next(iter(values.items()))
-    for name, value in values.items():
-        if value is not None and value.device != first.device:
+    given = {name: value for name, value in values.items() if value is not None}
+    first_name, first = next(iter(given.items()))
+    for name, value in given.items():
+        if value.device != first.device:
             fail(
                 op,
                 f"{name} must be on the device of {first_name}, {first.device}; "
@@ -117,7 +120,9 @@ def same_device(op: str, **values: Tensor | None) -> None:
 
 
 def sizes(op: str, name: str, values: Sequence[int]) -> None:
-    """A list of sizes for a supported number of axes."""
+    """For real tensors too: a list of sizes for a supported number of axes."""
+    if not isinstance(values, list | tuple):
+        fail(op, f"{name} must be a tuple of sizes; it is {described(values)}")
     if not 1 <= len(values) <= _MAX_AXES:
         fail(op, f"{name} has {len(values)} axes (expected 1 to {_MAX_AXES})")
     for value in values:
@@ -150,18 +155,6 @@ def no_second_derivative_of(ctx, op: str, **positions: int) -> None:
     for name, position in positions.items():
         if ctx.needs_input_grad[position]:
             raise NotImplementedError(f"{op}: no second derivative with respect to {name}")
-
-
-def refuse_second_derivative(op: str, backward_op: str) -> None:
-    """A gradient, computed by the operator backward_op, that cannot be differentiated says so."""
-
-    def setup(ctx, inputs, output) -> None:
-        pass
-
-    def backward(ctx, *_):
-        raise NotImplementedError(f"{op}: no second derivative")
-
-    torch.library.register_autograd(f"attnops::{backward_op}", backward, setup_context=setup)
 
 
 def angle_axes(op: str, theta: Tensor) -> None:

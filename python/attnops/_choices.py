@@ -9,7 +9,8 @@ LRPES = ("none", "cosine", "rotate")  # Lrpe
 SPLITS = ("auto", "b", "bh", "bn")  # TpaSplit
 PRECISIONS = ("auto", "highest", "high", "medium")  # Precision
 LAYOUTS = ("bnhd", "bhnd")  # Layout
-KEEPS = ("none", "kv", "kv_qkv")  # Keep of python/csrc
+KEEPS = ("none", "kv", "kv_qkv")  # Keep of python/csrc/linear_attention.cc
+CAUSAL_KEEPS = ("none", "states")  # Keep of python/csrc/causal_linear_attention.cc
 
 NONE = 0  # of activations, encodings and what is kept
 SOFTMAX = ACTIVATIONS.index("softmax")

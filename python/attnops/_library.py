@@ -2,6 +2,12 @@
 
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    raise ImportError(
+        "attnops needs PyTorch 2.11 or newer, which is not installed; run: pip install torch",
+        name="torch",
+    ) from None
 
 torch.ops.load_library(Path(__file__).with_name("libattnops_torch.so"))

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from math import isfinite
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -14,9 +15,15 @@ _AXES = ("(B,N,H,D)", "(B,H,N,D)")
 _warned = False
 
 
-def split_offset(offset: int | Tensor) -> tuple[int, Tensor | None]:
+def split_offset(op: str, offset: int | Tensor) -> tuple[int, Tensor | None]:
     """The offset of all batches and, if it is a tensor, those of each."""
-    return (0, offset) if isinstance(offset, Tensor) else (offset, None)
+    if isinstance(offset, Tensor):
+        return 0, offset
+    if not isinstance(offset, int | torch.SymInt | Integral):
+        _checks.fail(
+            op, f"offset must be an integer or a tensor; it is {_checks.described(offset)}"
+        )
+    return offset, None
 
 
 def warn_of_16_bits(

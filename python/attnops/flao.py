@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnops import _attention, _checks, _choices
+from attnops import _attention, _checks, _choices, _sharding, _transforms
 
 _OP = "flao"
 
@@ -17,17 +17,44 @@ def flao(
     *,
     precision: str | None = None,
 ) -> Tensor:
-    """G ⊙ (Q·(Kᵀ·V)), not causal.
+    """G ⊙ (Q·(Kᵀ·V)), not causal: every query sees all keys.
 
-    q is (B,H,N,D), k (B,H,M,D), v (B,H,M,E) and g (B,H,N,E), all of one type; a transposed view of
-    a (B,N,H,D) tensor is as good. keep says what the forward keeps for the backward beside its
-    inputs: nothing, `kv` (B,H,D,E) in float32, or `kv_qkv`, also Q·(Kᵀ·V) (B,H,N,E). Keeping takes
-    memory and saves time; when no gradient is needed, nothing is kept. precision says what the
-    products of both passes multiply, as in set_precision; None is the default of the process.
+    Parameters
+    ----------
+    q, k, v, g : Tensor
+        (B,H,N,D), (B,H,M,D), (B,H,M,E) and (B,H,N,E), all of one type.
+    keep : {"none", "kv", "kv_qkv"}
+        What the forward keeps for the backward, which computes the rest again: nothing, KᵀV
+        (B,H,D,E) in float32, or that and Q·(KᵀV) (B,H,N,E), in float32 if q is float16.
+    precision : str, optional
+        What products multiply: highest, high, medium or auto, as in set_precision.
+
+    Returns
+    -------
+    Tensor
+        (B,H,N,E).
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> q, k, v, g = (torch.ones(1, 2, 16, 8) for _ in range(4))
+    >>> attnops.flao(q, k, v, g)[0, 0, 0, 0]  # 16 keys of 8 features
+    tensor(128.)
     """
+    if _sharding.sharded(q, k, v, g):
+        return _sharding.handler("flao")(
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            keep=keep,
+            precision=precision,
+        )
     _checks.are_tensors(_OP, q=q, k=k, v=v, g=g)
     kept = _attention.what_to_keep(_OP, keep, (q, k, v, g))
-    out, _, _ = torch.ops.attnops.flao(q, k, v, g, kept, _choices.precision(_OP, precision))
+    out, _, _ = _transforms.call(
+        torch.ops.attnops.flao, q, k, v, g, kept, _choices.precision(_OP, precision)
+    )
     return out
 
 
@@ -69,11 +96,13 @@ def _backward(ctx, d_out: Tensor | None, *_):
         return (None,) * 6
     _checks.no_tangents(_OP, d_out=d_out)
     q, k, v, g, kv, qkv = ctx.saved_tensors
-    gradients = torch.ops.attnops.flao_backward(q, k, v, g, d_out, kv, qkv, ctx.precision)
+    gradients = _transforms.call(
+        torch.ops.attnops.flao_backward, q, k, v, g, d_out, kv, qkv, ctx.precision
+    )
     return *gradients, None, None
 
 
-torch.library.register_autograd("attnops::flao", _backward, setup_context=_setup_context)
+_transforms.register_autograd("flao", _backward, _setup_context)
 
 
-_checks.refuse_second_derivative(_OP, "flao_backward")
+_transforms.refuse_second_derivative(_OP, "flao_backward")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnops import _attention, _checks, _choices, _rotary
+from attnops import _attention, _checks, _choices, _rotary, _sharding, _transforms
 
 _OP = "flao_fal"
 _SEQUENCE_AXIS = 2
@@ -35,24 +35,79 @@ def flao_fal(
 ) -> Tensor:
     """Ḡ ⊙ (Q̄·(K̄ᵀ·V̄)), not causal, with Q̄ = lrpe(q_act(Q)) and K̄ = lrpe(k_act(K)).
 
-    V̄ = v_act(V) and Ḡ = g_act(G). q is (B,H,N,D), k (B,H,M,D), v (B,H,M,E) and g (B,H,N,E), all of
-    one type. Activations are none, relu, sigmoid, silu and softmax, which needs its dim: the
-    features or the sequence. lrpe is `cosine`, as in md_lrpe_cosine, `rotate`, as in lrpe_rotate,
-    or `none`; without theta there is no encoding. Tokens are numbered in 1-d, from offset for q and
-    from 0 for k, or in a grid of the given shape with N = M = l + n₁·…·n_k; the first l carry no
-    position. theta, of q's type or float32, is for cosine (H,E) or (1,E) with E·k ≥ D for k axes,
-    for rotate (H,E), (1,E) or (H,1) with E ≤ D/2 in 1-d and E·k ≥ D/2 in more; pair j then uses
-    axis ⌊j/E⌋+1. keep and precision are those of flao; kv has 2D rows with cosine.
+    V̄ = v_act(V) and Ḡ = g_act(G).
+
+    Parameters
+    ----------
+    q, k, v, g : Tensor
+        (B,H,N,D), (B,H,M,D), (B,H,M,E) and (B,H,N,E), all of one type.
+    q_act, k_act, v_act, g_act : str
+        none, relu, sigmoid, silu or softmax.
+    q_dim, k_dim, v_dim, g_dim : int, optional
+        Of a softmax: the features or the sequence.
+    theta : Tensor, optional
+        Of q's type or float32; without it there is no encoding. For cosine (H,E) or (1,E) with
+        E·k ≥ D for k axes; for rotate (H,E), (1,E) or (H,1) with E ≤ D/2 in 1-d and E·k ≥ D/2 in
+        more; pair j then uses axis ⌊j/E⌋+1.
+    lrpe : {"cosine", "rotate", "none"}
+        The encoding: that of md_lrpe_cosine, that of lrpe_rotate, or none.
+    shape : sequence of int, optional
+        Tokens are in a grid of this shape, N = M = l + n₁·…·n_k; in 1-d without it.
+    offset : int
+        The first position of q in 1-d; k counts from 0.
+    l : int
+        The first l tokens carry no position.
+    keep : {"none", "kv", "kv_qkv"}
+        As in flao; kv has 2D rows with cosine.
+    precision : str, optional
+        What products multiply: highest, high, medium or auto, as in set_precision.
+
+    Returns
+    -------
+    Tensor
+        (B,H,N,E).
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> q, k, v, g = (torch.randn(2, 4, 12, 8) for _ in range(4))
+    >>> theta = 10000.0 ** (-torch.arange(4) / 4)[None]
+    >>> o = attnops.flao_fal(q, k, v, g, k_act="silu", theta=theta, lrpe="cosine", shape=(3, 4))
+    >>> o.shape
+    torch.Size([2, 4, 12, 8])
     """
+    if _sharding.sharded(q, k, v, g):
+        return _sharding.handler("flao_fal")(
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            q_act=q_act,
+            q_dim=q_dim,
+            k_act=k_act,
+            k_dim=k_dim,
+            v_act=v_act,
+            v_dim=v_dim,
+            g_act=g_act,
+            g_dim=g_dim,
+            theta=theta,
+            lrpe=lrpe,
+            shape=shape,
+            offset=offset,
+            l=l,
+            keep=keep,
+            precision=precision,
+        )
     tensors = {"q": q, "k": k, "v": v, "g": g}
     _checks.are_tensors(_OP, **tensors, **({} if theta is None else {"theta": theta}))
-    if theta is not None and theta.dtype != torch.float32:
-        _rotary.warn_of_16_bits(_OP, theta, max(shape or (q.shape[-2], k.shape[-2])), offset)
     if shape is not None:
         _checks.sizes(_OP, "shape", shape)
+    if theta is not None and theta.dtype != torch.float32:
+        _rotary.warn_of_16_bits(_OP, theta, max(shape or (q.shape[-2], k.shape[-2])), offset)
     if theta is None and lrpe == "cosine" and shape is None and offset == 0 and l == 0:
         lrpe = "none"
-    out, _, _ = torch.ops.attnops.flao_fal(
+    out, _, _ = _transforms.call(
+        torch.ops.attnops.flao_fal,
         q,
         k,
         v,
@@ -152,9 +207,9 @@ _OPTIONS = 13  # of the forward, before precision; the backward has no `keep`
 @torch.library.register_fake("attnops::flao_fal")
 def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, theta: Tensor | None, *options):
     # torch leaves out arguments that have their default.
-    *acts, lrpe, shape, offset, l, keep = options[:_OPTIONS]
+    *numbers, lrpe, shape, offset, l, keep = options[:_OPTIONS]
     precision = next(iter(options[_OPTIONS:]), None)
-    acts = tuple(zip(("q", "k", "v", "g"), acts[::2], acts[1::2], strict=True))
+    acts = tuple(zip(("q", "k", "v", "g"), numbers[::2], numbers[1::2], strict=True))
     _check_options(acts, lrpe)
     _choices.check(_OP, "keep", _choices.KEEPS, keep)
     _choices.check_precision(_OP, precision)
@@ -167,9 +222,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, theta: Tensor | None, *options
 def _fake_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, d_out: Tensor, kv, qkv, theta, *options
 ):
-    *acts, lrpe, shape, offset, l = options[: _OPTIONS - 1]
+    *numbers, lrpe, shape, offset, l = options[: _OPTIONS - 1]
     precision = next(iter(options[_OPTIONS - 1 :]), None)
-    acts = tuple(zip(("q", "k", "v", "g"), acts[::2], acts[1::2], strict=True))
+    acts = tuple(zip(("q", "k", "v", "g"), numbers[::2], numbers[1::2], strict=True))
     _check_options(acts, lrpe)
     _choices.check_precision(_OP, precision)
     _checks.same_device(_OP, q=q, k=k, v=v, g=g, d_out=d_out, kv=kv, qkv=qkv, theta=theta)
@@ -200,10 +255,10 @@ def _backward(ctx, d_out: Tensor | None, *_):
     q, k, v, g, kv, qkv, theta = ctx.saved_tensors
     arguments = (q, k, v, g, d_out, kv, qkv, theta, *ctx.options)
     if ctx.needs_input_grad[4]:
-        return *torch.ops.attnops.flao_fal_backward_theta(*arguments), *nothing
-    return *torch.ops.attnops.flao_fal_backward(*arguments), None, *nothing
+        return *_transforms.call(torch.ops.attnops.flao_fal_backward_theta, *arguments), *nothing
+    return *_transforms.call(torch.ops.attnops.flao_fal_backward, *arguments), None, *nothing
 
 
-torch.library.register_autograd("attnops::flao_fal", _backward, setup_context=_setup_context)
-_checks.refuse_second_derivative(_OP, "flao_fal_backward")
-_checks.refuse_second_derivative(_OP, "flao_fal_backward_theta")
+_transforms.register_autograd("flao_fal", _backward, _setup_context)
+_transforms.refuse_second_derivative(_OP, "flao_fal_backward")
+_transforms.refuse_second_derivative(_OP, "flao_fal_backward_theta")

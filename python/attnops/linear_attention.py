@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from attnops import _checks
+from attnops import _checks, _choices, _sharding, _transforms
 
 _OP = "linear_attention"
 _LAYOUTS = ("bnhd", "bhnd")
+_RUN = 1024  # tokens between kept states
 
 
 def linear_attention(
@@ -22,6 +23,7 @@ def linear_attention(
     cu_seqlens: Tensor | None = None,
     layout: str = "bnhd",
     inplace_state: bool = False,
+    keep: str = "none",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Linear attention over the tokens so far, with λ = exp(log_decay) and μ = exp(log_decay_v).
 
@@ -46,13 +48,40 @@ def linear_attention(
     layout : `bnhd`, or `bhnd` for q, k, v, o (B,H,N,·) and decays (B,H,N) and (B,H,N,·).
     inplace_state : write the last state into initial_state and return (o, initial_state).
         For decoding; no gradients.
+    keep : what the forward keeps for the backward beside its inputs
+        `none`, or `states`: those at every 1024th token, (B·⌊N/1024⌋,H,D,E) in float32, which the
+        backward computes anew otherwise. When no gradient is needed, nothing is kept.
 
     Examples
     --------
-    >>> o, state = linear_attention(q, k, v, log_decay, output_state=True)     # a prompt
-    >>> o, state = linear_attention(q1, k1, v1, log_decay1, initial_state=state,
-    ...                             inplace_state=True)                         # one token
+    >>> import torch, attnops
+    >>> q, k, v = (torch.randn(2, 17, 4, 8) for _ in range(3))
+    >>> decay = torch.nn.functional.logsigmoid(torch.randn(2, 17, 4))
+    >>> prompt, one = slice(0, 16), slice(16, 17)
+    >>> o, state = attnops.linear_attention(
+    ...     q[:, prompt], k[:, prompt], v[:, prompt], decay[:, prompt], output_state=True
+    ... )
+    >>> o, state = attnops.linear_attention(
+    ...     q[:, one], k[:, one], v[:, one], decay[:, one], initial_state=state, inplace_state=True
+    ... )
+    >>> state.shape
+    torch.Size([2, 4, 8, 8])
     """
+    if _sharding.sharded(q, k, v):
+        return _sharding.handler("linear_attention")(
+            q=q,
+            k=k,
+            v=v,
+            log_decay=log_decay,
+            log_decay_v=log_decay_v,
+            scale=scale,
+            initial_state=initial_state,
+            output_state=output_state,
+            cu_seqlens=cu_seqlens,
+            layout=layout,
+            inplace_state=inplace_state,
+            keep=keep,
+        )
     _checks.are_tensors(_OP, q=q, k=k, v=v)
     given = {
         "log_decay": log_decay,
@@ -68,19 +97,23 @@ def linear_attention(
             name = _checks.type_name(cu_seqlens)
             _checks.fail(_OP, f"cu_seqlens must be int64 or int32; it is {name}")
         cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
+    kept = _choices.number(_OP, "keep", _choices.CAUSAL_KEEPS, keep)
+    tensors = (q, k, v, *(x for x in given.values() if x is not None))
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     scale = None if scale is None else float(scale)
     heads_first = layout == "bhnd"
     if inplace_state:
+        _transforms.refuse_inplace(_OP, "inplace_state")
         if initial_state is None:
             _checks.fail(_OP, "inplace_state needs initial_state")
-        tensors = (q, k, v, *(x for x in given.values() if x is not None))
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        if needs_grad:
             _checks.fail(_OP, "inplace_state has no gradients, and an input requires grad")
         out = torch.ops.attnops.linear_attention_(
             q, k, v, initial_state, log_decay, log_decay_v, scale, cu_seqlens, heads_first
         )
         return out, initial_state
-    out, state = torch.ops.attnops.linear_attention(
+    out, state, _ = _transforms.call(
+        torch.ops.attnops.linear_attention,
         q,
         k,
         v,
@@ -91,6 +124,7 @@ def linear_attention(
         cu_seqlens,
         output_state,
         heads_first,
+        kept if needs_grad else _choices.NONE,
     )
     return (out, state) if output_state else out
 
@@ -154,10 +188,27 @@ def _check(q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, heads_fir
 
 @torch.library.register_fake("attnops::linear_attention")
 def _(
-    q, k, v, log_decay, log_decay_v, scale, initial_state, cu_seqlens, output_state, heads_first
-) -> tuple[Tensor, Tensor]:
+    q,
+    k,
+    v,
+    log_decay,
+    log_decay_v,
+    scale,
+    initial_state,
+    cu_seqlens,
+    output_state,
+    heads_first,
+    keep=_choices.NONE,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _choices.check(_OP, "keep", _choices.CAUSAL_KEEPS, keep)
     shape = _check(q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, heads_first)
-    return v.new_empty(v.shape), q.new_empty(shape if output_state else [0], dtype=torch.float32)
+    tokens = q.shape[2 if heads_first else 1]
+    kept = [0] if keep == _choices.NONE else [q.shape[0] * (tokens // _RUN), *shape[1:]]
+    return (
+        v.new_empty(v.shape),
+        q.new_empty(shape if output_state else [0], dtype=torch.float32),
+        q.new_empty(kept, dtype=torch.float32),
+    )
 
 
 @torch.library.register_fake("attnops::linear_attention_")
@@ -180,6 +231,7 @@ def _(
     d_out,
     d_state,
     wants_decay,
+    kept=None,
 ) -> tuple[Tensor, ...]:
     _check(q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, heads_first)
     _checks.same_device(_OP, q=q, d_out=d_out, d_state=d_state)
@@ -199,21 +251,23 @@ def _(
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, ctx.scale, initial_state, cu_seqlens, output_state, ctx.heads_first = inputs
+    *tensors, ctx.scale, initial_state, cu_seqlens, output_state, ctx.heads_first, keep = inputs
+    _, state, kept = output
     ctx.set_materialize_grads(False)
-    if not output_state:
-        ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors, initial_state, cu_seqlens)
+    ctx.mark_non_differentiable(*((kept,) if output_state else (state, kept)))
+    kept = None if keep == _choices.NONE else kept
+    ctx.save_for_backward(*tensors, initial_state, cu_seqlens, kept)
 
 
-def _backward(ctx, d_out: Tensor | None, d_state: Tensor | None):
+def _backward(ctx, d_out: Tensor | None, d_state: Tensor | None, _):
     if d_out is None and d_state is None:
-        return (None,) * 10
-    q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens = ctx.saved_tensors
+        return (None,) * 11
+    q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, kept = ctx.saved_tensors
     d_out = torch.zeros_like(v) if d_out is None else d_out
     _checks.no_tangents(_OP, d_out=d_out, **({} if d_state is None else {"d_state": d_state}))
     needs = ctx.needs_input_grad
-    *gradients, d_initial_state = torch.ops.attnops.linear_attention_backward(
+    *gradients, d_initial_state = _transforms.call(
+        torch.ops.attnops.linear_attention_backward,
         q,
         k,
         v,
@@ -226,12 +280,11 @@ def _backward(ctx, d_out: Tensor | None, d_state: Tensor | None):
         d_out,
         d_state,
         needs[3] or needs[4],
+        kept,
     )
     gradients = [g if need else None for g, need in zip(gradients, needs, strict=False)]
-    return *gradients, None, d_initial_state if needs[6] else None, None, None, None
+    return *gradients, None, d_initial_state if needs[6] else None, None, None, None, None
 
 
-torch.library.register_autograd(
-    "attnops::linear_attention", _backward, setup_context=_setup_context
-)
-_checks.refuse_second_derivative(_OP, f"{_OP}_backward")
+_transforms.register_autograd("linear_attention", _backward, _setup_context)
+_transforms.refuse_second_derivative(_OP, f"{_OP}_backward")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnops import _checks, _choices, _rotary
+from attnops import _checks, _choices, _rotary, _sharding, _transforms
 
 _OP = "lrpe_rotate"
 
@@ -27,27 +27,78 @@ def lrpe_rotate(
 ) -> Tensor:
     """Rotate the pairs (j, j+D/2) of act(x) by the angle (offset+t)·theta[h,j].
 
-    x is (B,N,H,D) or (B,N,D) with D even; theta is (H,E), (1,E) or (H,1) with E ≤ D/2, of x's
-    type or float32. One angle serves all pairs; for 1 < E < D/2 the pairs j ≥ E pass unrotated.
-    act is none, relu, sigmoid, silu or softmax; softmax needs dim: the features or the sequence.
-    offset is an integer or a (B) tensor of them. positions, int32 or int64, (N) or (B,N), take the
-    place of offset+t. Of rotary_dim = r features the pairs are the halves (j, j+r/2), or with
-    interleaved the neighbours (2j, 2j+1); the others pass unrotated. With sections (s₁,…,s_k), of
-    the sum r/2, positions are (k,B,N), and the pairs of a section have its positions; with
-    sections_interleaved pair j has those of section j mod k while j < k·s, else those of the
-    first. scale is a factor of all cosines and sines. layout is bnhd or bhnd.
+    Parameters
+    ----------
+    x : Tensor
+        (B,N,H,D) or (B,N,D) with D even.
+    theta : Tensor
+        (H,E), (1,E) or (H,1) with E ≤ D/2, of x's type or float32. One angle serves all pairs; for
+        1 < E < D/2 the pairs j ≥ E pass unrotated.
+    offset : int or Tensor
+        The position of the first token, or a (B) tensor of them.
+    act : str
+        none, relu, sigmoid, silu or softmax.
+    dim : int, optional
+        Of a softmax: the features or the sequence.
+    positions : Tensor, optional
+        int32 or int64, (N) or (B,N), in place of offset+t.
+    rotary_dim : int, optional
+        Of so many features r the pairs are rotated; the others pass unrotated.
+    interleaved : bool
+        The pairs are the neighbours (2j, 2j+1) and not the halves (j, j+r/2).
+    sections : sequence of int, optional
+        (s₁,…,s_k) of the sum r/2: positions are (k,B,N), and the pairs of a section have its
+        positions.
+    sections_interleaved : bool
+        Pair j has the positions of section j mod k while j < k·s, else those of the first.
+    scale : float
+        A factor of all cosines and sines.
+    layout : {"bnhd", "bhnd"}
+        Of x.
+
+    Returns
+    -------
+    Tensor
+        As x.
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> x = torch.ones(1, 2, 1, 2)
+    >>> theta = torch.full((1, 1), torch.pi / 2)
+    >>> attnops.lrpe_rotate(x, theta)[0, :, 0].round()
+    tensor([[ 1.,  1.],
+            [-1.,  1.]])
     """
+    if _sharding.sharded(x, theta):
+        return _sharding.handler("lrpe_rotate")(
+            x=x,
+            theta=theta,
+            offset=offset,
+            act=act,
+            dim=dim,
+            positions=positions,
+            rotary_dim=rotary_dim,
+            interleaved=interleaved,
+            sections=sections,
+            sections_interleaved=sections_interleaved,
+            scale=scale,
+            layout=layout,
+        )
     _checks.are_tensors(_OP, x=x, theta=theta)
+    if positions is not None:
+        _checks.are_tensors(_OP, positions=positions)
     number = _choices.number(_OP, "act", _choices.ACTIVATIONS, act)
     layout_number = _choices.number(_OP, "layout", _choices.LAYOUTS, layout)
-    offset, offsets = _rotary.split_offset(offset)
+    offset, offsets = _rotary.split_offset(_OP, offset)
     if theta.dtype != torch.float32 and x.ndim in (3, 4):
         tokens = x.shape[_rotary.sequence_axis(layout_number, x.ndim)]
         if positions is not None:
             _rotary.warn_of_16_bits(_OP, theta, 1, 0, positions)
         else:
             _rotary.warn_of_16_bits(_OP, theta, tokens, offset, offsets)
-    return torch.ops.attnops.lrpe_rotate(
+    return _transforms.call(
+        torch.ops.attnops.lrpe_rotate,
         x,
         theta,
         offset,
@@ -159,15 +210,19 @@ def _backward(ctx, d_out: Tensor):
     options = (ctx.offset, ctx.act, ctx.dim, positions, offsets, *ctx.rotary)
     dx = d_theta = None
     if ctx.needs_input_grad[0]:
-        dx = torch.ops.attnops.lrpe_rotate_backward(
-            d_out if x is None else x, theta, d_out, *options
+        dx = _transforms.call(
+            torch.ops.attnops.lrpe_rotate_backward,
+            d_out if x is None else x,
+            theta,
+            d_out,
+            *options,
         )
     if ctx.needs_input_grad[1]:
-        d_theta = torch.ops.attnops.lrpe_rotate_dtheta(x, theta, d_out, *options)
+        d_theta = _transforms.call(torch.ops.attnops.lrpe_rotate_dtheta, x, theta, d_out, *options)
     return dx, d_theta, *(None,) * len(options)
 
 
-torch.library.register_autograd("attnops::lrpe_rotate", _backward, setup_context=_setup_context)
+_transforms.register_autograd("lrpe_rotate", _backward, _setup_context)
 
 
 def _setup_backward_context(ctx, inputs, output) -> None:
@@ -180,13 +235,19 @@ def _double_backward(ctx, d_dx: Tensor):
     _checks.no_second_derivative_of(ctx, _OP, theta=1)
     _checks.no_tangents(_OP, d_dx=d_dx)
     theta, positions, offsets = ctx.saved_tensors
-    d_d_out = torch.ops.attnops.lrpe_rotate(
-        d_dx, theta, ctx.offset, _choices.NONE, None, positions, offsets, *ctx.rotary
+    d_d_out = _transforms.call(
+        torch.ops.attnops.lrpe_rotate,
+        d_dx,
+        theta,
+        ctx.offset,
+        _choices.NONE,
+        None,
+        positions,
+        offsets,
+        *ctx.rotary,
     )
     return None, None, d_d_out, *(None,) * (5 + len(ctx.rotary))
 
 
-torch.library.register_autograd(
-    "attnops::lrpe_rotate_backward", _double_backward, setup_context=_setup_backward_context
-)
-_checks.refuse_second_derivative(_OP, "lrpe_rotate_dtheta")
+_transforms.register_autograd("lrpe_rotate_backward", _double_backward, _setup_backward_context)
+_transforms.refuse_second_derivative(_OP, "lrpe_rotate_dtheta")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnops import _checks, _choices, _rotary
+from attnops import _checks, _choices, _rotary, _sharding, _transforms
 
 _OP = "md_lrpe_cosine"
 _TABLE_OP = "lrpe_table"
@@ -26,15 +26,54 @@ def md_lrpe_cosine(
 ) -> Tensor:
     """Encode positions in a grid: [ y·cos a , y·sin a ] with y = act(x), of 2D features.
 
-    x is (B,H,L,D) with L = l + n₁·…·n_k for the shape (n₁, …, n_k); theta is (H,E) or (1,E) with
-    E·k ≥ D, of x's type or float32. Token l+i has the index (s₁, …, s_k) of i in the grid, the
-    last axis fastest, and feature c the angle a = s_j·theta[h, c mod E] with j = ⌊c/E⌋+1. The
-    first l tokens carry no position: [ y , 0 ]. In 1-d the offset is added to the index.
-    act is none, relu, sigmoid, silu or softmax; softmax needs dim: the features or the sequence.
-    With a table from lrpe_table, theta may be None, and the offset is the table's.
+    Token l+i has the index (s₁, …, s_k) of i in the grid, the last axis fastest, and feature c the
+    angle a = s_j·theta[h, c mod E] with j = ⌊c/E⌋+1.
+
+    Parameters
+    ----------
+    x : Tensor
+        (B,H,L,D) with L = l + n₁·…·n_k.
+    theta : Tensor, optional
+        (H,E) or (1,E) with E·k ≥ D, of x's type or float32. None with a table.
+    shape : sequence of int
+        The grid (n₁, …, n_k), of 1 to 8 axes.
+    l : int
+        The first l tokens carry no position: [ y , 0 ].
+    offset : int
+        Added to the index, in 1-d; with a table it is the table's.
+    act : str
+        none, relu, sigmoid, silu or softmax.
+    dim : int, optional
+        Of a softmax: the features or the sequence.
+    table : Tensor, optional
+        From lrpe_table.
+
+    Returns
+    -------
+    Tensor
+        (B,H,L,2D).
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> x, theta = torch.randn(2, 4, 13, 8), torch.rand(4, 4)
+    >>> attnops.md_lrpe_cosine(x, theta, (3, 4), l=1, act="silu").shape
+    torch.Size([2, 4, 13, 16])
     """
+    if _sharding.sharded(x, theta):
+        return _sharding.handler("md_lrpe_cosine")(
+            x=x,
+            theta=theta,
+            shape=shape,
+            l=l,
+            offset=offset,
+            act=act,
+            dim=dim,
+            table=table,
+        )
     given = {"theta": theta, "table": table}
     _checks.are_tensors(_OP, x=x, **{name: t for name, t in given.items() if t is not None})
+    _checks.sizes(_OP, "shape", shape)
     _checks.no_gradient(_OP, "table", table)
     if table is not None:
         _checks.no_gradient(_OP, "theta", theta)  # the table is in its place
@@ -42,18 +81,43 @@ def md_lrpe_cosine(
     if theta is not None and theta.dtype != torch.float32:
         _rotary.warn_of_16_bits(_OP, theta, max(shape, default=0), offset)
     number = _choices.number(_OP, "act", _choices.ACTIVATIONS, act)
-    return torch.ops.attnops.md_lrpe_cosine(x, theta, table, shape, l, offset, number, dim)
+    return _transforms.call(
+        torch.ops.attnops.md_lrpe_cosine, x, theta, table, shape, l, offset, number, dim
+    )
 
 
 def lrpe_table(theta: Tensor, shape: Sequence[int], d: int, offset: int = 0) -> Tensor:
     """Cosines and sines for md_lrpe_cosine, built once and used by many calls.
 
-    theta is (H,E) or (1,E) with E·k ≥ d, the features of x. The table is float32,
-    (H or 1, n₁+…+n_k, E, 2): a row for each index of each axis. The offset, in 1-d, is part of it.
+    Parameters
+    ----------
+    theta : Tensor
+        (H,E) or (1,E) with E·k ≥ d.
+    shape : sequence of int
+        The grid (n₁, …, n_k).
+    d : int
+        The features of x.
+    offset : int
+        In 1-d: part of the table.
+
+    Returns
+    -------
+    Tensor
+        float32, (H or 1, n₁+…+n_k, E, 2): a row for each index of each axis.
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> x, theta = torch.randn(2, 4, 12, 8), torch.rand(4, 4)
+    >>> table = attnops.lrpe_table(theta, (3, 4), 8)
+    >>> out = attnops.md_lrpe_cosine(x, None, (3, 4), table=table)
+    >>> table.shape
+    torch.Size([4, 7, 4, 2])
     """
     _checks.are_tensors(_TABLE_OP, theta=theta)
     _checks.no_gradient(_TABLE_OP, "theta", theta)
-    return torch.ops.attnops.lrpe_table(theta, shape, d, offset)
+    _checks.sizes(_TABLE_OP, "shape", shape)
+    return _transforms.call(torch.ops.attnops.lrpe_table, theta, shape, d, offset)
 
 
 def _check_table(x: Tensor, table: Tensor, shape: Sequence[int]) -> None:
@@ -166,13 +230,17 @@ def _backward(ctx, d_out: Tensor):
     x, theta, table = ctx.saved_tensors
     dx = d_theta = None
     if ctx.needs_input_grad[0]:
-        dx = torch.ops.attnops.md_lrpe_cosine_backward(x, theta, table, d_out, *ctx.options)
+        dx = _transforms.call(
+            torch.ops.attnops.md_lrpe_cosine_backward, x, theta, table, d_out, *ctx.options
+        )
     if ctx.needs_input_grad[1]:
-        d_theta = torch.ops.attnops.md_lrpe_cosine_dtheta(x, theta, d_out, *ctx.options)
+        d_theta = _transforms.call(
+            torch.ops.attnops.md_lrpe_cosine_dtheta, x, theta, d_out, *ctx.options
+        )
     return dx, d_theta, *(None,) * 6
 
 
-torch.library.register_autograd("attnops::md_lrpe_cosine", _backward, setup_context=_setup_context)
+_transforms.register_autograd("md_lrpe_cosine", _backward, _setup_context)
 
 
 def _setup_backward_context(ctx, inputs, output) -> None:
@@ -185,11 +253,10 @@ def _double_backward(ctx, d_dx: Tensor):
     _checks.no_second_derivative_of(ctx, _OP, theta=1, table=2)
     _checks.no_tangents(_OP, d_dx=d_dx)
     theta, table = ctx.saved_tensors
-    d_d_out = torch.ops.attnops.md_lrpe_cosine(d_dx, theta, table, *ctx.options)
+    d_d_out = _transforms.call(torch.ops.attnops.md_lrpe_cosine, d_dx, theta, table, *ctx.options)
     return None, None, None, d_d_out, *(None,) * 5
 
 
-torch.library.register_autograd(
-    "attnops::md_lrpe_cosine_backward", _double_backward, setup_context=_setup_backward_context
-)
-_checks.refuse_second_derivative(_OP, "md_lrpe_cosine_dtheta")
+_transforms.register_autograd("md_lrpe_cosine_backward", _double_backward, _setup_backward_context)
+_transforms.refuse_second_derivative(_OP, "md_lrpe_cosine_dtheta")
+_transforms.register_without_gradient(_TABLE_OP, "lrpe_table")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnops import _checks, _choices, _rotary
+from attnops import _checks, _choices, _rotary, _sharding, _transforms
 
 _OP = "rope"
 # How many arguments there are behind q, k, theta and cos_sin.
@@ -30,14 +30,54 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """Rotate the pairs of q and k by the angle of their token's position.
 
-    q is (B,N,H,D) and k (B,N,H',D), or with layout bhnd (B,H,N,D) and (B,H',N,D), of one type. The
-    angles are position·theta, with theta (E) or (1,E) for all heads, of q's type or float32; or
-    their cosines and sines are the caller's: cos_sin (P,r), [cos | sin] of each position, of q's
-    type or float32, which has no gradient. positions and the other options are those of
-    lrpe_rotate; a position out of cos_sin is an error. With inplace the results are written to q
-    and k, which are returned.
+    Parameters
+    ----------
+    q, k : Tensor
+        (B,N,H,D) and (B,N,H',D), or with layout bhnd (B,H,N,D) and (B,H',N,D), of one type.
+    theta : Tensor, optional
+        (E) or (1,E) for all heads, of q's type or float32: the angles are position·theta.
+    cos_sin : Tensor, optional
+        In place of theta (P,r), [cos | sin] of each position, of q's type or float32. It has no
+        gradient, and a position out of it is an error.
+    positions, offset, rotary_dim, interleaved, sections, sections_interleaved, scale, layout
+        As in lrpe_rotate.
+    inplace : bool
+        The results are written to q and k, which are returned.
+
+    Returns
+    -------
+    tuple of Tensor
+        As q and k.
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> q, k = torch.randn(2, 16, 8, 64), torch.randn(2, 16, 2, 64)
+    >>> theta = 10000.0 ** (-torch.arange(32) / 32)
+    >>> positions = torch.arange(16) - torch.tensor([[0], [5]])  # padded on the left
+    >>> q, k = attnops.rope(q, k, theta, positions=positions)
+    >>> k.shape
+    torch.Size([2, 16, 2, 64])
     """
+    if _sharding.sharded(q, k):
+        return _sharding.handler("rope")(
+            q=q,
+            k=k,
+            theta=theta,
+            cos_sin=cos_sin,
+            positions=positions,
+            offset=offset,
+            rotary_dim=rotary_dim,
+            interleaved=interleaved,
+            sections=sections,
+            sections_interleaved=sections_interleaved,
+            scale=scale,
+            layout=layout,
+            inplace=inplace,
+        )
     _checks.are_tensors(_OP, q=q, k=k)
+    if positions is not None:
+        _checks.are_tensors(_OP, positions=positions)
     if theta is not None:
         _checks.are_tensors(_OP, theta=theta)
         if theta.dtype != torch.float32 and q.ndim == 4:
@@ -45,13 +85,13 @@ def rope(
     if cos_sin is not None:
         _checks.are_tensors(_OP, cos_sin=cos_sin)
         _checks.no_gradient(_OP, "cos_sin", cos_sin)
-    offset, offsets = _rotary.split_offset(offset)
+    offset, offsets = _rotary.split_offset(_OP, offset)
     compiling = torch.compiler.is_compiling()
     differentiates = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or (theta is not None and theta.requires_grad)
     )
     # A call without a gradient does without autograd's Python.
-    plain = not (differentiates or compiling or _is_transformed())
+    plain = not (differentiates or compiling or _transforms.transformed())
     if theta is not None and theta.ndim == 1 and not plain:
         theta = theta[None]
     arguments = (
@@ -69,6 +109,8 @@ def rope(
         scale,
         _choices.number(_OP, "layout", _choices.LAYOUTS, layout),
     )
+    if inplace:
+        _transforms.refuse_inplace(_OP, "inplace")
     if inplace and not differentiates:
         torch.ops.attnops.rope_.default(*arguments)
         if not compiling:
@@ -77,21 +119,16 @@ def rope(
     if plain:
         q_out, k_out = torch.ops.attnops.rope_forward.default(*arguments)
     else:
-        q_out, k_out = torch.ops.attnops.rope.default(*arguments)
+        q_out, k_out = _transforms.call(torch.ops.attnops.rope, *arguments)
     if inplace:
         return q.copy_(q_out), k.copy_(k_out)
     return q_out, k_out
 
 
-def _is_transformed() -> bool:
-    """Whether a transform of torch.func is at work, which must see the operator with a gradient."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 def _warn(
     q: Tensor, theta: Tensor, positions: Tensor | None, offset: int | Tensor, layout: str
 ) -> None:
-    offset, offsets = _rotary.split_offset(offset)
+    offset, offsets = _rotary.split_offset(_OP, offset)
     if positions is not None:
         _rotary.warn_of_16_bits(_OP, theta, 1, 0, positions)
     else:
@@ -133,7 +170,7 @@ def _check(
     if theta is not None:
         _checks.tensor(_OP, "theta", theta)
         theta = theta[None] if theta.ndim == 1 else theta
-    else:
+    elif cos_sin is not None:
         _checks.tensor(_OP, "cos_sin", cos_sin)
     _rotary.check_types(_OP, positions, offsets, sections, layout)
     _checks.axes(_OP, q_name, q, _rotary.axes_of(layout))
@@ -148,7 +185,7 @@ def _check(
         _checks.angle_type(_OP, q, theta, q_name)
         _checks.heads(_OP, "theta", theta.shape[0], 1, q_name)
         _checks.pair_angles(_OP, theta.shape[1], rotated // 2, q_name)
-    else:
+    elif cos_sin is not None:
         _check_cos_sin(cos_sin, q_name, q, rotated)
     _rotary.check(
         _OP,
@@ -230,13 +267,17 @@ def _backward(ctx, dq_out: Tensor, dk_out: Tensor):
     options = (positions, offsets, *ctx.options)
     dq = dk = d_theta = None
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-        dq, dk = torch.ops.attnops.rope_backward(dq_out, dk_out, theta, cos_sin, *options)
+        dq, dk = _transforms.call(
+            torch.ops.attnops.rope_backward, dq_out, dk_out, theta, cos_sin, *options
+        )
     if ctx.needs_input_grad[2]:
-        d_theta = torch.ops.attnops.rope_dtheta(q, k, dq_out, dk_out, theta, *options)
+        d_theta = _transforms.call(
+            torch.ops.attnops.rope_dtheta, q, k, dq_out, dk_out, theta, *options
+        )
     return dq, dk, d_theta, None, *(None,) * _OPTIONS
 
 
-torch.library.register_autograd("attnops::rope", _backward, setup_context=_setup_context)
+_transforms.register_autograd("rope", _backward, _setup_context)
 
 
 def _setup_backward_context(ctx, inputs, output) -> None:
@@ -249,11 +290,9 @@ def _double_backward(ctx, d_dq: Tensor, d_dk: Tensor):
     _checks.no_second_derivative_of(ctx, _OP, theta=2, cos_sin=3)
     _checks.no_tangents(_OP, d_dq=d_dq, d_dk=d_dk)
     # The rotation is linear.
-    rotated = torch.ops.attnops.rope(d_dq, d_dk, *ctx.saved_tensors, *ctx.options)
+    rotated = _transforms.call(torch.ops.attnops.rope, d_dq, d_dk, *ctx.saved_tensors, *ctx.options)
     return *rotated, None, None, *(None,) * _OPTIONS
 
 
-torch.library.register_autograd(
-    "attnops::rope_backward", _double_backward, setup_context=_setup_backward_context
-)
-_checks.refuse_second_derivative(_OP, "rope_dtheta")
+_transforms.register_autograd("rope_backward", _double_backward, _setup_backward_context)
+_transforms.refuse_second_derivative(_OP, "rope_dtheta")

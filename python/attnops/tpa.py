@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attnops import _checks, _choices
+from attnops import _checks, _choices, _sharding, _transforms
 
 _OP = "tpa"
 _QUERIES = ("aq", "bq", "q")
@@ -28,19 +28,59 @@ def tpa(
 ) -> Tensor:
     """Attention of N queries to M keys from the factors of q, k and v.
 
-    aq is (B,N,H,R_q), bq (B,N,R_q,D), ak (B,M,H,R_k), bk (B,M,R_k,D), av (B,M,H,R_v) and bv
-    (B,M,R_v,E), all of one type; or aq and bq are None and q is (B,N,H,D). With
-    q[n,h] = scale_q·Σ_r aq[n,h,r]·bq[n,r], and k and v likewise, returns
-    o[n,h] = Σ_m softmax_m(scale·q[n,h]·k[m,h])·v[m,h], of shape (B,N,H,E). If causal, query n sees
-    the keys up to n + (M − N), and M must be at least N. scale is D^-½ unless it is given, the
-    scales of the factors 1 over their rank (1 for a full q).
+    With q[n,h] = scale_q·Σ_r aq[n,h,r]·bq[n,r], and k and v likewise, it is
+    o[n,h] = Σ_m softmax_m(scale·q[n,h]·k[m,h])·v[m,h]. Keys and values of all heads are never in
+    memory, nor is an (N,M) matrix: the forward keeps o and the log-sum-exp.
 
-    Keys and values of all heads are never in memory, nor is an (N,M) matrix: the forward keeps o
-    and the log-sum-exp. precision says what the products multiply, as in set_precision.
+    Parameters
+    ----------
+    aq, ak, av, bq, bk, bv : Tensor
+        (B,N,H,R_q), (B,M,H,R_k), (B,M,H,R_v), (B,N,R_q,D), (B,M,R_k,D) and (B,M,R_v,E), all of one
+        type. aq and bq are None if q is given.
+    q : Tensor, optional
+        (B,N,H,D), the whole queries.
+    causal : bool
+        Query n sees the keys up to n + (M − N); M must be at least N.
+    scale : float, optional
+        D^-½ unless given.
+    scale_q, scale_k, scale_v : float, optional
+        1 over the rank unless given (1 for a whole q).
+    precision : str, optional
+        What products multiply: highest, high, medium or auto, as in set_precision.
+
+    Returns
+    -------
+    Tensor
+        (B,N,H,E).
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> a = [torch.randn(2, 16, 4, rank) for rank in (6, 2, 2)]
+    >>> b = [torch.randn(2, 16, rank, 64) for rank in (6, 2, 2)]
+    >>> attnops.tpa(*a, *b).shape
+    torch.Size([2, 16, 4, 64])
     """
+    if _sharding.sharded(q, ak, av, bk, bv):
+        return _sharding.handler("tpa")(
+            aq=aq,
+            ak=ak,
+            av=av,
+            bq=bq,
+            bk=bk,
+            bv=bv,
+            q=q,
+            causal=causal,
+            scale=scale,
+            scale_q=scale_q,
+            scale_k=scale_k,
+            scale_v=scale_v,
+            precision=precision,
+        )
     given = _given(_OP, aq, ak, av, bq, bk, bv, q)
     _checks.are_tensors(_OP, **given)
-    out, _ = torch.ops.attnops.tpa(
+    out, _ = _transforms.call(
+        torch.ops.attnops.tpa,
         aq,
         ak,
         av,
@@ -168,6 +208,7 @@ def _(
     scale_k,
     scale_v,
     precision,
+    lengths=None,
 ):
     _choices.check_precision(_OP, precision)
     given = _given(_OP, aq, ak, av, bq, bk, bv, q)
@@ -193,12 +234,14 @@ def _backward(ctx, d_out: Tensor | None, _):
         return (None,) * 7 + nothing
     _checks.no_tangents(_OP, d_out=d_out)
     *inputs, out, lse = ctx.saved_tensors
-    gradients = torch.ops.attnops.tpa_backward(*inputs, out, lse, d_out, *ctx.options)
+    gradients = _transforms.call(
+        torch.ops.attnops.tpa_backward, *inputs, out, lse, d_out, *ctx.options
+    )
     given = (None if x is None else gradient for x, gradient in zip(inputs, gradients, strict=True))
     return *given, *nothing
 
 
-torch.library.register_autograd("attnops::tpa", _backward, setup_context=_setup_context)
+_transforms.register_autograd("tpa", _backward, _setup_context)
 
 
-_checks.refuse_second_derivative(_OP, f"{_OP}_backward")
+_transforms.refuse_second_derivative(_OP, f"{_OP}_backward")

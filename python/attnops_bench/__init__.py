@@ -7,8 +7,10 @@ def main() -> int:
     """The command; a package that it lacks is one line and exit code 2."""
     try:
         from attnops_bench.cli import main as run
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
+    except ImportError as error:
+        if error.name is None:
+            raise
+        package = error.name.partition(".")[0]
         extra = "torch" if package == "torch" else "'attnops[bench]'"
         print(
             f"attnops-bench: {package} is not installed; run: pip install {extra}",

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnops_bench import files, plots, published, view
+from attnops_bench import files, names, plots, published, view
 from attnops_bench.results import Results
 
 NAME = "index.html"
@@ -51,6 +51,18 @@ def _quartiles(content: dict[str, Any]) -> str:
     return ""
 
 
+def is_disturbed(data: view.Data, n: int) -> bool:
+    """Whether noise is in the ratio of a row: in the time of attnops or of the best peer."""
+    columns = [view.own(data), view.best_peer(data, n)]
+    return any(view.disturbed(view.cell(data, n, c)) for c in columns if c is not None)
+
+
+def _meanings(tables: list[view.Data]) -> dict[str, str]:
+    """The columns of an operator's tables, in words."""
+    columns = dict.fromkeys(column for data in tables for column in data["columns"])
+    return {column: names.meaning(column) for column in columns}
+
+
 def _table_html(id_: str, data: view.Data) -> Markup:
     """The frame with the published ratio behind the one measured here, and the ratios before the
     peers, where a narrow screen still shows them."""
@@ -66,14 +78,20 @@ def _table_html(id_: str, data: view.Data) -> Markup:
     frame = frame[first + [column for column in frame if column not in first]]
     classes = pd.DataFrame("", index=frame.index, columns=frame.columns)
     hints = classes.copy()
+    frame = frame.astype(object)
     for index, n in enumerate(sizes):
         best = view.best_peer(data, n)
+        if is_disturbed(data, n):
+            classes.loc[index, data["size_name"]] = "noisy"
+            hints.loc[index, data["size_name"]] = "disturbed: see the note below"
         for column, role in data["columns"].items():
             content = view.cell(data, n, column)
             problem = next((k for k in ("error", "budget") if k in content), "")
             mark = "best" if column == best else "own" if role == "attnops" else ""
             classes.loc[index, column] = problem or mark
             hints.loc[index, column] = _quartiles(content)
+            if view.disturbed(content) and not problem:
+                frame.loc[index, column] = f"~{number(content['value'])}"
     formats = {
         data["size_name"]: "{:.0f}",
         ratio: times,
@@ -84,6 +102,9 @@ def _table_html(id_: str, data: view.Data) -> Markup:
     formats = {c: formats.get(c, _any) for c in frame.columns}
     if ratio in frame:
         classes[ratio] = ["loss" if v < 1 else "gain" for v in frame[ratio]]
+        for index, n in enumerate(sizes):
+            if is_disturbed(data, n):
+                classes.loc[index, ratio] += " noisy"
     styler = frame.style.format(formats, escape="html", na_rep="").hide(axis="index")
     styler = styler.set_td_classes(classes).set_tooltips(hints, as_title_attribute=True)
     styler = styler.set_uuid(re.sub(r"\W", "_", id_)).format_index(escape="html", axis="columns")
@@ -186,6 +207,8 @@ def _card(id_: str, data: view.Data) -> dict[str, Any]:
         if has_ratio
         else None,
         "errors": view.errors(data),
+        "disturbed": [n for n in sorted(data["rows"]) if is_disturbed(data, n)],
+        "size_name": data["size_name"],
     }
 
 
@@ -195,6 +218,10 @@ def html(results: Results) -> str:
     sections: dict[str, list[dict[str, Any]]] = {}
     for id_, data in tables.items():
         sections.setdefault(data["operator"], []).append(_card(id_, data))
+    meanings = {
+        operator: _meanings([tables[card["id"]] for card in cards])
+        for operator, cards in sections.items()
+    }
     missing: dict[str, list[str]] = {}
     for id_, operator in results.missing.items():
         missing.setdefault(operator, []).append(id_)
@@ -211,6 +238,7 @@ def html(results: Results) -> str:
         if has_overview
         else None,
         sections=sections,
+        meanings=meanings,
         missing=missing,
         there=published.machine(),
         light=Markup(plots.css(plots.LIGHT)),

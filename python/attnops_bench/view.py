@@ -18,6 +18,8 @@ from attnops_bench import published
 MAIN_MODE = {"speed": "kept", "memory": "memory"}
 FASTER = {"speed": "faster than the best peer by", "memory": "smaller than the best peer by"}
 SHARE = "share of the limit"
+# A time was disturbed if its quartiles are further apart than this part of it.
+WIDE_QUARTILES = 0.25
 Data = dict[str, Any]
 
 
@@ -43,6 +45,12 @@ def cell(data: Data, n: int, column: str, of: str | None = None) -> dict[str, An
 def value(data: Data, n: int, column: str, of: str | None = None) -> float:
     """In ms or MB; NaN where there is none."""
     return cell(data, n, column, of).get("value", math.nan)
+
+
+def disturbed(content: dict[str, Any]) -> bool:
+    """Whether the quartiles of a time are wide apart."""
+    spread = content.get("q3", 0.0) - content.get("q1", 0.0)
+    return spread > WIDE_QUARTILES * content.get("value", 0.0)
 
 
 def best_peer(data: Data, n: int) -> str | None:

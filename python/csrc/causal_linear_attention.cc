@@ -72,24 +72,41 @@ struct CausalInputs {
     return {sequences, v.size(heads_first ? 1 : 2), q.size(3), v.size(3)};
   }
 
+  // The same for what the forward keeps.
+  Dims KeptShape() const {
+    Dims shape = StateShape();
+    if (shape.rank() == 4) {
+      shape[0] = LinearAttentionKeptStates(q.size(0), q.size(heads_first ? 2 : 1));
+    }
+    return shape;
+  }
+
   Tensor q, k, v;
   bool heads_first;
   MaybeTensor log_decay, log_decay_v, initial_state;
   LinearAttentionOptions options;
 };
 
-std::tuple<Tensor, Tensor> CausalForward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                         MaybeTensor log_decay, MaybeTensor log_decay_v,
-                                         std::optional<double> scale, MaybeTensor initial_state,
-                                         MaybeTensor cu_seqlens, bool output_state,
-                                         bool heads_first) {
+// What a forward keeps: nothing, or states at every 1024th token.
+enum class Keep { kNone, kStates };
+
+std::tuple<Tensor, Tensor, Tensor> CausalForward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 MaybeTensor log_decay, MaybeTensor log_decay_v,
+                                                 std::optional<double> scale,
+                                                 MaybeTensor initial_state, MaybeTensor cu_seqlens,
+                                                 bool output_state, bool heads_first,
+                                                 std::int64_t keep) {
+  const bool keeps = ChoiceOf(kOp, "keep", keep, Keep::kStates) == Keep::kStates;
   CausalInputs x(q, k, v, log_decay, log_decay_v, scale, initial_state, cu_seqlens, heads_first);
   const Tensor out = NewTensor(kOp, "out", x.v);
   const Tensor state =
       NewTensor(kOp, "state", x.q, output_state ? x.StateShape() : Dims{0}, ResultType::kFloat32);
   if (output_state && state.dim() == 4) x.options.state = ViewOf(state);
+  const Tensor kept =
+      NewTensor(kOp, "kept_states", x.q, keeps ? x.KeptShape() : Dims{0}, ResultType::kFloat32);
+  if (keeps && kept.dim() == 4) x.options.kept_states = ViewOf(kept);
   attnops::LinearAttention(x.View(x.q), x.View(x.k), x.View(x.v), x.View(out), x.options);
-  return {out, state};
+  return {out, state, kept};
 }
 
 // The last state in the place of the first one.
@@ -108,7 +125,7 @@ CausalGradients CausalBackward(const Tensor& q, const Tensor& k, const Tensor& v
                                MaybeTensor log_decay, MaybeTensor log_decay_v,
                                std::optional<double> scale, MaybeTensor initial_state,
                                MaybeTensor cu_seqlens, bool heads_first, const Tensor& d_out,
-                               MaybeTensor d_state, bool wants_decay) {
+                               MaybeTensor d_state, bool wants_decay, MaybeTensor kept) {
   CausalInputs x(q, k, v, log_decay, log_decay_v, scale, initial_state, cu_seqlens, heads_first);
   const Tensor d_out_read = Readable(kOp, "d_out", d_out);
   LinearAttentionGradients gradients;
@@ -116,6 +133,11 @@ CausalGradients CausalBackward(const Tensor& q, const Tensor& k, const Tensor& v
   if (d_state) {
     d_state_read = Readable(kOp, "d_state", *d_state);
     gradients.d_state = ViewOf(*d_state_read);
+  }
+  MaybeTensor kept_read;
+  if (kept) {
+    kept_read = Readable(kOp, "kept_states", *kept);
+    gradients.kept_states = ViewOf(*kept_read);
   }
   const Tensor dq = NewTensor(kOp, "dq", x.q), dk = NewTensor(kOp, "dk", x.k);
   const Tensor dv = NewTensor(kOp, "dv", x.v);
@@ -140,15 +162,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(attnops, m) {
   m.def(
       "linear_attention(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? log_decay_v, "
       "float? scale, Tensor? initial_state, Tensor? cu_seqlens, bool output_state, "
-      "bool heads_first) -> (Tensor out, Tensor state)");
+      "bool heads_first, int keep=0) -> (Tensor out, Tensor state, Tensor kept)");
   m.def(
       "linear_attention_(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? log_decay, "
       "Tensor? log_decay_v, float? scale, Tensor? cu_seqlens, bool heads_first) -> Tensor out");
   m.def(
       "linear_attention_backward(Tensor q, Tensor k, Tensor v, Tensor? log_decay, "
       "Tensor? log_decay_v, float? scale, Tensor? initial_state, Tensor? cu_seqlens, "
-      "bool heads_first, Tensor d_out, Tensor? d_state, bool wants_decay) -> (Tensor dq, "
-      "Tensor dk, Tensor dv, Tensor d_log_decay, Tensor d_log_decay_v, Tensor d_initial_state)");
+      "bool heads_first, Tensor d_out, Tensor? d_state, bool wants_decay, Tensor? kept=None) -> "
+      "(Tensor dq, Tensor dk, Tensor dv, Tensor d_log_decay, Tensor d_log_decay_v, Tensor "
+      "d_initial_state)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {

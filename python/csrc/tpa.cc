@@ -42,6 +42,7 @@ struct Queries {
     return view;
   }
   const Tensor& First() const { return full ? *full : *a; }
+  std::int64_t Batches() const { return First().dim() > 0 ? First().size(0) : 0; }
   // (B,N,H,E) and (B,H,N); empty where the queries have no such axes, which is an error.
   Dims OutShape(std::int64_t features) const {
     const Tensor& x = First();
@@ -114,7 +115,8 @@ Gradients TpaBackward(const MaybeTensor& aq, const Tensor& ak, const Tensor& av,
                       const MaybeTensor& bq, const Tensor& bk, const Tensor& bv,
                       const MaybeTensor& q, const Tensor& out, const Tensor& lse,
                       const Tensor& d_out, bool causal, Scale scale, Scale scale_q, Scale scale_k,
-                      Scale scale_v, std::optional<std::int64_t> precision) {
+                      Scale scale_v, std::optional<std::int64_t> precision,
+                      const MaybeTensor& lengths) {
   constexpr char kOp[] = "tpa";
   const TpaOptions options = OptionsOf(kOp, causal, scale, scale_q, scale_k, scale_v, precision);
   const Queries queries(kOp, aq, bq, q);
@@ -134,7 +136,8 @@ Gradients TpaBackward(const MaybeTensor& aq, const Tensor& ak, const Tensor& av,
   if (queries.b) gradients.bq = ViewOf(d_bq);
   if (queries.full) gradients.q = ViewOf(d_q);
   attnops::TpaBackward(queries.View(), factors.View(), ViewOf(out_read), ViewOf(lse_read),
-                       ViewOf(d_out_read), gradients, options);
+                       ViewOf(d_out_read), gradients, options,
+                       SequencesOf(kOp, lengths, {}, queries.Batches()).lengths);
   return {d_aq, d_ak, d_av, d_bq, d_bk, d_bv, d_q};
 }
 
@@ -149,8 +152,7 @@ std::tuple<Tensor, Tensor> TpaDecodeRanks(const MaybeTensor& aq, const Tensor& a
   const TpaSplit choice = ChoiceOf(kOp, "split", split, TpaSplit::kBN);
   const Queries queries(kOp, aq, bq, q);
   const Factors factors(kOp, ak, av, bk, bv);
-  const std::int64_t batches = queries.First().dim() > 0 ? queries.First().size(0) : 0;
-  const TpaSequences sequences = SequencesOf(kOp, lengths, page_table, batches);
+  const TpaSequences sequences = SequencesOf(kOp, lengths, page_table, queries.Batches());
   const Tensor out = NewTensor(kOp, "out", queries.First(), queries.OutShape(factors.Features()));
   const Tensor lse =
       NewTensor(kOp, "lse", queries.First(), queries.LseShape(), ResultType::kFloat32);
@@ -250,8 +252,7 @@ std::tuple<Tensor, Tensor> TpaCacheDecode(const MaybeTensor& aq, const MaybeTens
   const TpaSplit choice = ChoiceOf(kOp, "split", split, TpaSplit::kBN);
   const Queries queries(kOp, aq, bq, q);
   const Pool pool(kOp, pool_ak, pool_av, pool_bk, pool_bv, ak_scale, av_scale, bk_scale, bv_scale);
-  const std::int64_t batches = queries.First().dim() > 0 ? queries.First().size(0) : 0;
-  const TpaSequences sequences = SequencesOf(kOp, lengths, page_table, batches);
+  const TpaSequences sequences = SequencesOf(kOp, lengths, page_table, queries.Batches());
   const Tensor out = NewTensor(kOp, "out", queries.First(), queries.OutShape(pool.view.shape.e));
   const Tensor lse =
       NewTensor(kOp, "lse", queries.First(), queries.LseShape(), ResultType::kFloat32);
@@ -273,7 +274,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(attnops, m) {
         "int? precision) -> (Tensor, Tensor)");
   m.def("tpa_backward(" ATTNOPS_TPA_FACTORS
         "Tensor? q, Tensor out, Tensor lse, Tensor d_out, bool causal, " ATTNOPS_TPA_SCALES
-        "int? precision) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+        "int? precision, Tensor? lengths=None) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("tpa_decode_ranks(" ATTNOPS_TPA_FACTORS "Tensor? q, " ATTNOPS_TPA_SCALES
         "int split, Tensor? lengths, Tensor? page_table, int? precision) -> (Tensor, Tensor)");
   m.def(

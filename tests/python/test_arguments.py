@@ -19,6 +19,8 @@ FLAO = {
 }
 GRID = {"x": torch.randn(2, 3, 20, 8), "shape": (4, 5)}
 OUT = {"d_out": torch.randn(2, 3, 4, 7), "kv": torch.randn(2, 3, 6, 7)}
+KEYS = {name: FLAO[name] for name in ("k", "v")}
+QUERIES = {name: FLAO[name] for name in ("q", "g")}
 NO_ACTS = {
     f"{name}_{key}": ACT["none"] if key == "act" else None
     for name in FLAO
@@ -37,6 +39,11 @@ FUNCTIONS = {
     attnops.lrpe_table: {"theta": torch.randn(3, 4), "shape": (4, 5), "d": 8},
     attnops.flao: FLAO,
     attnops.flao_fal: FLAO | {"theta": torch.randn(3, 6)},
+    attnops.flao_kv: KEYS,
+    attnops.flao_out: QUERIES | {"kv": OUT["kv"]},
+    attnops.flao_fal_kv: KEYS | {"theta": torch.randn(3, 6)},
+    attnops.flao_fal_out: QUERIES
+    | {"kv": torch.randn(2, 3, 12, 7), "theta": torch.randn(3, 6)},
     attnops.linear_attention: {
         "q": torch.randn(2, 5, 1, 6),
         "k": torch.randn(2, 5, 1, 6),
@@ -132,6 +139,8 @@ def test_none(call, argument):
         "md_lrpe_cosine_backward": ("table",),  # then theta is missing, which is named
         "md_lrpe_cosine with a table": ("table",),
         "flao_fal": ("theta",),  # no encoding
+        "flao_fal_kv": ("theta",),
+        "flao_fal_out": ("theta",),  # then kv has too many rows
         "flao_backward": ("kv", "qkv"),
         "flao_fal_backward": ("kv", "qkv"),
     }

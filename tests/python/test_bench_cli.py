@@ -16,7 +16,7 @@ import pytest
 from attnops_bench import cli, files, published, report, selection
 from attnops_bench.operators.flao import KEEPS
 from attnops_bench.results import Results
-from attnops_bench.tables import all_tables, operators
+from attnops_bench.tables import DEFAULT_BATCH, all_tables, operators
 from bench_results import make_results
 
 SMALL = ["--sizes", "16", "--rounds", "1", "--batch", "1", "--peers", "to", "--threads", "1"]
@@ -122,6 +122,13 @@ def test_the_quick_set_has_every_operator_pass_and_kind():
     kinds = {(t.operator, t.direction, t.kind) for t in tables}
     assert {(t.operator, t.direction, t.kind) for t in quick} == kinds
     assert len(quick) < len(tables)
+
+
+def test_the_quick_set_has_lines_and_not_points():
+    chosen = selection.select(DEFAULT_BATCH, ("bf16",), ("auto",), selection.QUICK).tables
+    speed = [t for t in chosen if t.kind == "speed"]
+    assert speed
+    assert [t.id for t in speed if len(t.quick_sizes) < 3] == []
 
 
 def test_an_operator_without_module_is_a_line_and_not_a_crash(monkeypatch, capsys, fake_workers):
@@ -325,7 +332,7 @@ def test_the_quick_set_takes_the_largest_size_for_what_takes_long(fake_workers):
     workers = fake_workers()
     assert cli.main(["--only", "lrpe_rotate-*-fwd-*-act_none-*", "--peers", "to"]) == 0
     sizes = {job["mode"]: [row["n"] for row in job["rows"]] for job in workers.jobs}
-    assert sizes == {"memory": [2048], "kept": [512, 2048], "plain": [2048], "beside": [2048]}
+    assert sizes == {"memory": [2048], "kept": [512, 1024, 2048], "plain": [2048], "beside": [2048]}
 
 
 def test_another_machine_cannot_go_on(capsys, fake_workers):

@@ -12,7 +12,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from attnops_bench import published, report, view
+from attnops_bench import names, published, report, view
+from attnops_bench.tables import operators
 from bench_results import make_results
 
 OPERATORS = ("tpa_decode", "flao", "flao_fal")
@@ -39,6 +40,8 @@ addEventListener("load", () => {
       return text.left < plot.left - 1 || text.right > plot.right + 1 || text.top < plot.top - 1 ||
              text.bottom > plot.bottom + 1;
     }).map((t) => t.textContent),
+    scrolled: [...document.querySelectorAll("article .scroll")].filter(
+      (e) => e.scrollWidth > e.clientWidth).map((e) => e.closest("article").id),
     cutTables: [...document.querySelectorAll("table")].filter(
       (t) => getComputedStyle(t.parentElement).overflowX !== "auto").length,
     lineColour: getComputedStyle(document.querySelector("article svg path[style*='--own']")).stroke,
@@ -119,6 +122,29 @@ def test_figures_of_the_summary():
     assert line["faster"] == pytest.approx(np.exp(np.mean(np.log(here))))
 
 
+def test_a_disturbed_row_is_marked(tmp_path):
+    results = make_results(tmp_path, ("tpa_decode",))
+    id_, table = next((i, t) for i, t in results.tables.items() if t["kind"] == "speed")
+    results.tables = {id_: table}
+    assert "disturbed. The quartiles" not in report.html(results)
+    n = sorted(table["rows"])[2]
+    time = table["rows"][n]["cells"]["attnops"]["kept"]
+    time |= {"q1": time["value"] * 0.8, "q3": time["value"] * 1.1}
+    text = report.html(results)
+    assert f"= {n}: disturbed. The quartiles" in text
+    assert f"~{report.number(time['value'])}" in text
+    assert len(re.findall(r'class="[^"]*\bnoisy\b', text)) == 2  # the size and the ratio
+
+
+def test_every_column_is_explained(page):
+    text = page.read_text()
+    for operator in operators().values():
+        for column in operator.columns:
+            assert names.meaning(column.name)
+    for column in ("toc_up", "toc_free"):
+        assert f"<dt>{column}</dt><dd>{names.meaning(column)}</dd>" in text
+
+
 def test_a_table_without_peers_or_published_figures(tmp_path):
     results = make_results(tmp_path, ("tpa_decode",))
     table = results.tables.pop(next(iter(results.tables)))
@@ -154,6 +180,8 @@ def test_a_browser_shows_it_all(page, width, tmp_path):
     assert seen["plots"] == 2 * 24 + 1
     assert seen["smallestPlot"] > 100
     assert seen["cutTables"] == 0
+    if width != PHONE_WIDTH:
+        assert seen["scrolled"] == [], "columns are out of sight"
     assert seen["cutTexts"] == []
     assert seen["lineColour"].startswith("rgb("), "a colour of the plots is not defined"
     assert seen["requests"] == 0

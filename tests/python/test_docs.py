@@ -1,8 +1,9 @@
 """What the documentation shows works: its programs run, its make targets and links exist.
 
 A ```python block is a program of its own, unless it is marked ```python continued: then the python
-blocks before it in the same file, back to the last one without the mark, come first. A ```cpp block
-with a main is a program that uses the installed CMake package. So are the files in examples/.
+blocks before it in the same file, back to the last one without the mark, come first. A ```cpp or
+```c block with a main is a program that uses the installed CMake package. So are the files in
+examples/.
 """
 
 import re
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*DOCS, ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("src/ops/*/README.md"))]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [*DOCS, *OTHERS, *sorted(ROOT.glob("src/ops/*/README.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 HAS_MAIN = re.compile(r"^int main\(", re.MULTILINE)
@@ -38,6 +40,7 @@ class Program:
 
     name: str
     source: str
+    suffix: str = ""  # of its file
 
 
 def blocks(page: Path) -> list[Block]:
@@ -73,14 +76,17 @@ def python_programs() -> list[Program]:
 
 
 def cpp_programs() -> list[Program]:
-    """The cpp blocks that have a main, and the examples."""
+    """The cpp and c blocks that have a main, and the examples."""
     programs = [
-        Program(block.name, block.text)
-        for block in all_blocks("cpp")
+        Program(block.name, block.text, suffix)
+        for language, suffix in (("cpp", ".cc"), ("c", ".c"))
+        for block in all_blocks(language)
         if HAS_MAIN.search(block.text)
     ]
     examples = sorted((ROOT / "examples").glob("*.cc"))
-    return programs + [Program(f"examples/{path.name}", path.read_text()) for path in examples]
+    return programs + [
+        Program(f"examples/{path.name}", path.read_text(), ".cc") for path in examples
+    ]
 
 
 def executable_name(program: Program) -> str:
@@ -122,15 +128,15 @@ def cpp_binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = tmp_path_factory.mktemp("project")
     lines = [
         "cmake_minimum_required(VERSION 3.25)",
-        "project(programs CXX)",
+        "project(programs C CXX)",
         "set(CMAKE_CXX_STANDARD 20)",
         "set(CMAKE_CXX_STANDARD_REQUIRED ON)",
         "find_package(attnops REQUIRED)",
     ]
     for program in cpp_programs():
         name = executable_name(program)
-        (project / f"{name}.cc").write_text(program.source)
-        lines.append(f"add_executable({name} {name}.cc)")
+        (project / f"{name}{program.suffix}").write_text(program.source)
+        lines.append(f"add_executable({name} {name}{program.suffix})")
         lines.append(f"target_link_libraries({name} PRIVATE attnops::attnops)")
     (project / "CMakeLists.txt").write_text("\n".join(lines) + "\n")
     build = project / "build"

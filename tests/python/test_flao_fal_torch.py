@@ -91,19 +91,6 @@ def test_exported(name):
     assert torch.equal(program.module()(*inputs), expected)
 
 
-def test_compiled_ahead_of_time(tmp_path):
-    """By AOTInductor, whose files have no empty lists: without a shape there is none."""
-    args, _, options = make_case(ENCODINGS["cosine"] | MIXED)
-    assert "shape" not in options
-    inputs = (*(a.detach() for a in args), options.pop("theta"))
-    program = torch.export.export(Attention(**options), inputs)
-    path = torch._inductor.aoti_compile_and_package(
-        program, package_path=str(tmp_path / "attention.pt2")
-    )
-    out = torch._inductor.aoti_load_package(path)(*inputs)
-    assert torch.equal(out, Attention(**options)(*inputs))
-
-
 @pytest.mark.parametrize("lrpe", ["cosine", "rotate"])
 def test_compiled_once_for_all_lengths_and_offsets(lrpe):
     torch._dynamo.reset()

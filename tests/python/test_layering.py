@@ -1,7 +1,7 @@
 """The layers of the source tree, checked on its #include lines.
 
 A folder of src includes only those before it in LAYERS, and a family of operators no other family;
-include → std; tests/reference → include; python/csrc → include and torch.
+include → std; src/c → include; tests/reference → include; python/csrc → include and torch.
 """
 
 import re
@@ -21,8 +21,8 @@ OUTSIDE = {
     "highway": re.compile(r"hwy/"),
     "intrinsics": re.compile(r"immintrin\.h$"),
     "torch": re.compile(r"(torch|ATen|c10)/"),
-    "system": re.compile(r"(sys/\w+|unistd|pthread|sched|fcntl|dlfcn|omp)(\.h)$"),
-    "std": re.compile(r"[a-z_0-9]+$"),
+    "system": re.compile(r"(sys/\w+|asm/hwcap|cpuid|unistd|pthread|sched|fcntl|dlfcn|omp)(\.h)$"),
+    "std": re.compile(r"([a-z_0-9]+|stdint\.h)$"),  # the header for C needs C's name
 }
 
 # The folders of src, from the bottom; those of `ops` are families.
@@ -31,6 +31,7 @@ LAYERS = ["core", "simd", "gemm", "positions", "rowops", "ops"]
 # A layer may also include itself.
 ALLOWED = {
     "include": {"std"},
+    "c": {"std", "include"},
     "reference": {"std", "include"},
     "csrc": {"std", "system", "include", "torch"},
 } | {
@@ -50,7 +51,7 @@ def layer_of(path: Path) -> str:
             return "include"
         case ("src", "ops", family, _):
             return f"ops/{family}"
-        case ("src", layer, _) if layer in LAYERS and layer != "ops":
+        case ("src", layer, _) if layer in [*LAYERS, "c"] and layer != "ops":
             return layer
         case ("tests", "reference", *_):
             return "reference"
@@ -130,6 +131,9 @@ BAD = [
     ("src/ops/a.cc", "<vector>"),
     ("src/ops/one/deeper/a.cc", "<vector>"),
     ("src/other/a.cc", "<vector>"),
+    ("src/c/a.cc", '"src/core/core.h"'),
+    ("src/c/a.cc", "<hwy/highway.h>"),
+    ("src/core/a.cc", '"src/c/convert.h"'),
     ("tests/reference/a.cc", '"core/core.h"'),
     ("tests/reference/a.cc", "<gtest/gtest.h>"),
     ("python/csrc/a.cc", '"src/core/core.h"'),
@@ -152,6 +156,8 @@ GOOD = [
     ("src/ops/one/a.cc", '"ops/one/one-inl.h"'),
     ("src/ops/one/a.cc", '"one-inl.h"'),
     ("src/ops/one/a.cc", '"simd/simd-inl.h"'),
+    ("src/c/a.cc", '"attnops/public.h"'),
+    ("src/c/a.cc", '"src/c/convert.h"'),
     ("tests/reference/a.cc", "<attnops/public.h>"),
     ("python/csrc/a.cc", "<torch/csrc/stable/tensor.h>"),
     ("python/csrc/a.cc", '"attnops/public.h"'),
@@ -163,6 +169,7 @@ def tree(tmp_path: Path) -> Path:
     """A small tree with a header in each layer."""
     for header in [
         "include/attnops/public.h",
+        "src/c/convert.h",
         "src/core/core.h",
         "src/simd/simd-inl.h",
         "src/gemm/gemm-inl.h",

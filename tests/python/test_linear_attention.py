@@ -176,6 +176,40 @@ def test_prefill_then_steps_in_place(decay):
     assert_near(state, last.detach().double(), torch.float32)
 
 
+@pytest.mark.parametrize("decay", DECAYS)
+def test_kept_states_give_the_same_gradients(decay):
+    args, options = make(n=2100, d=3, e=4, decay=decay)
+    tensors = [x for x in (*args, *options.values()) if x is not None]
+    gradients = {}
+    for keep in ("none", "states"):
+        results = attnops.linear_attention(*args, **options, output_state=True, keep=keep)
+        kept = results[0].grad_fn.saved_tensors[-1]
+        assert (kept is None) == (keep == "none")
+        if kept is not None:
+            assert kept.shape == (2 * 2, 2, 3, 4)
+            assert kept.dtype == torch.float32
+            alone = attnops.linear_attention(
+                *(x if x is None or x.ndim == 1 else x[:, :1024] for x in args),
+                **options,
+                output_state=True,
+            )[1]
+            assert_near(kept[[0, 2]], alone.detach().double(), torch.float32)
+        gradients[keep] = gradients_of(results, tensors)
+    for one, other in zip(*gradients.values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_nothing_is_kept_without_gradients():
+    args, options = make(n=1100)
+    with torch.no_grad():
+        out = attnops.linear_attention(*args, **options, keep="states")
+    assert out.grad_fn is None
+    kept = torch.compile(attnops.linear_attention, fullgraph=True, backend="aot_eager")(
+        *args, **options, keep="states"
+    )
+    assert torch.equal(kept, out)
+
+
 def raw(args, options, **more):
     """The arguments of the operator."""
     return (
@@ -186,6 +220,7 @@ def raw(args, options, **more):
         more.get("cu_seqlens"),
         more.get("output_state", True),
         False,
+        more.get("keep", 0),
     )
 
 
@@ -200,6 +235,8 @@ def test_opcheck(decay):
         (*plain, None, state, None, False, torch.randn(2, 5, 2, 9), torch.randn(2, 2, 6, 9), True),
     )
     torch.library.opcheck(IN_PLACE, (*plain[:3], state.clone(), *plain[3:5], None, None, False))
+    long, long_options = make(b=1, n=1030, h=1, d=2, e=1, decay=decay)
+    torch.library.opcheck(OPERATOR, raw(long, long_options, keep=1))
     packed, options = make(b=1, n=5, decay=decay)
     options["initial_state"] = None
     bounds = torch.tensor([0, 2, 5])
@@ -309,6 +346,7 @@ def test_errors_of_options():
     args, options = make()
     for name, change in [
         ("layout", {"layout": "nbhd"}),
+        ("keep", {"keep": "kv"}),
         ("cu_seqlens", {"cu_seqlens": torch.tensor([0.0, 70.0])}),
         ("inplace_state", {"inplace_state": True}),
         ("inplace_state", {"inplace_state": True, "initial_state": None}),

@@ -117,15 +117,16 @@ def test_x_is_freed_where_the_backward_does_not_need_it():
     assert leaf.grad is not None
 
 
-def peak_of(call: Callable[[], torch.Tensor]) -> int:
-    """The bytes that a call needs at its peak, beyond what it leaves behind as its result."""
+def peak_of(call: Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]) -> int:
+    """The bytes that a call needs at its peak, beyond what it leaves behind as its results."""
     attnops.empty_cache()
     before = resident()
     Path("/proc/self/clear_refs").write_text("5")
     result = call()
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak
-    return int(peak[1]) * 1024 - before - result.nbytes
+    results = [result] if isinstance(result, torch.Tensor) else result
+    return int(peak[1]) * 1024 - before - sum(x.nbytes for x in results)
 
 
 # A call's scratch, and 2 MB for the kernel's coarse count.
@@ -200,6 +201,40 @@ def test_no_activated_or_encoded_copy(lrpe: str):
         call()
         assert peak_of(call) <= SCRATCH
     attnops.empty_cache()
+
+
+def tpa_factors(b: int, n: int, m: int, h: int) -> list[torch.Tensor]:
+    """Of ranks 6/2/2, bfloat16: aq, ak, av, bq, bk and bv."""
+    shapes = [(b, n, h, 6), (b, m, h, 2), (b, m, h, 2), (b, n, 6, 64), (b, m, 2, 64), (b, m, 2, 64)]
+    return [torch.randn(shape).bfloat16() for shape in shapes]
+
+
+@pytest.mark.parametrize("split", ["b", "bh", "bn"])
+def test_decoding_with_ranks_needs_little_scratch(split: str):
+    """The cache has 37 MB, K and V would have 1.3 GB."""
+    factors = tpa_factors(2, 1, 32768, 78)
+    attnops.tpa_decode(*[x[:, :64] for x in factors], split=split)
+    assert peak_of(lambda: attnops.tpa_decode(*factors, split=split)) <= SCRATCH
+
+
+# Many heads in waves; and so many tokens that the backward cuts them into segments.
+@pytest.mark.parametrize(("n", "h"), [(1024, 34), (10240, 1)])
+def test_tpa_needs_64_mb_of_scratch(n: int, h: int):
+    factors = [x.requires_grad_() for x in tpa_factors(1, n, n, h)]
+    small = attnops.tpa(*[x[:, :8] for x in factors])
+    torch.autograd.grad(small.sum(), factors)
+    out = None
+
+    def forward() -> torch.Tensor:
+        nonlocal out
+        out = attnops.tpa(*factors)
+        return out
+
+    def backward() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(out, factors, out.detach())
+
+    for call in (forward, backward):
+        assert peak_of(call) <= 64 * MB + 2 * MB
 
 
 MALLINFO_FIELDS = (
@@ -321,3 +356,30 @@ def test_a_large_result_cannot_grow():
     x = make_x()
     copy = attnops.lrpe_rotate(x, THETA).clone().resize_(2 * x.numel())
     assert torch.equal(copy[: x.numel()], x.flatten())
+
+
+@pytest.mark.parametrize("decay", ["constant", "feature"])
+@pytest.mark.parametrize("keep", ["none", "states"])
+def test_linear_attention_needs_its_results_kept_states_and_scratch(decay, keep):
+    """Scratch of both passes is within 32 MB, and what is kept is a state for 1024 tokens."""
+    heads, tokens, features = 2, 16384, 128
+    q, k, v, d_out = (torch.randn(1, tokens, heads, features).bfloat16() for _ in range(4))
+    log_decay = -torch.rand(heads) if decay == "constant" else -torch.rand(q.shape).bfloat16()
+    inputs = [x.requires_grad_() for x in (q, k, v, log_decay)]
+    states = tokens // 1024 * heads * features * features * 4 if keep == "states" else 0
+    scratch = 32 * MB + 2 * MB
+    graph = []
+
+    def forward():
+        out = attnops.linear_attention(*inputs, keep=keep)
+        graph.append(out)
+        return out
+
+    def backward():
+        graph.append(torch.autograd.grad(graph[0], inputs, d_out))
+        return torch.empty(0)
+
+    assert peak_of(forward) <= states + scratch
+    peak = peak_of(backward)
+    assert peak <= sum(g.nbytes for g in graph[1]) + scratch
+    attnops.empty_cache()

@@ -40,6 +40,8 @@ def test_names_tell_cases_apart(script):
         "lrpe_rotate",
         "lrpe_table",
         "md_lrpe_cosine",
+        "tpa",
+        "tpa_cache",
         "tpa_decode",
     }
 

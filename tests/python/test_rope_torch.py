@@ -116,11 +116,13 @@ def test_nothing_is_kept_without_a_gradient():
     assert all(t is None for t in out.grad_fn.saved_tensors[:2])  # q and k are for theta alone
 
 
-def test_torch_func_says_what_it_cannot():
-    """No gradient of zero where torch's transforms cannot see the operator's."""
+def test_torch_func():
+    """The gradient of eager mode, and no tangent of zero."""
     q, k, theta = make()
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda theta: attnops.rope(q, k, theta)[0].sum())(theta)
+    learned = theta.clone().requires_grad_()
+    attnops.rope(q, k, learned)[0].sum().backward()
+    actual = torch.func.grad(lambda theta: attnops.rope(q, k, theta)[0].sum())(theta)
+    assert torch.equal(actual, learned.grad)
     with pytest.raises(NotImplementedError, match="rope: q has a tangent"):
         torch.func.jvp(lambda q: attnops.rope(q, k, theta), (q,), (q,))
 

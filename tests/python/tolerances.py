@@ -104,9 +104,64 @@ CANCELLATION = 64
 # A derivative by central differences in float64, beside a gradient computed in float32, relative to
 # the sum of its terms' magnitudes.
 DIFFERENCES = 1e-4
+# A second derivative beside central differences of float32 gradients, relative to the sum of its
+# terms' magnitudes; the step is the cube root of their roundoff.
+SECOND_DIFFERENCES = {"step": 4e-3, "rtol": 1e-2}
 # A float32 layer of a few matrix products, and its gradients, beside another order of its sums.
 LAYER = {"rtol": 1e-4, "atol": 1e-5}
 LAYER_GRADIENT = {"rtol": 1e-3, "atol": 1e-4}
+# The sums of a tensor product attention layer of the tests, one of the other: a projection, ranks
+# of a query and a key, features, tokens, ranks of a value, heads·features. Its gradients go back
+# through all of them and add up over tokens.
+TPA_LAYER_SUMS = (32, 6, 2, 16, 19, 2, 64)
+TPA_LAYER = 2 * sums(*TPA_LAYER_SUMS)
+TPA_LAYER_GRADIENT = 2 * sums(*TPA_LAYER_SUMS, *TPA_LAYER_SUMS, 38)
+
+
+def assert_layers_close(actual: torch.Tensor, expected: torch.Tensor, error: float) -> None:
+    """Two float32 layers with other orders of their sums, relative to the largest number."""
+    assert actual.shape == expected.shape
+    largest = expected.detach().abs().max()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=error * float(largest))
+
+
 # A float32 rotation of values of size 1 to 10, absolute, and its gradient through an activation.
 ROTATION = {"rtol": 0, "atol": 1e-5}
 ROTATION_GRADIENT = {"rtol": 0, "atol": 2e-5}
+# Frequencies of a rotary encoding: a float32 power and a few products, in another order.
+FREQUENCIES = {"rtol": 16 * ROUNDOFF[torch.float32], "atol": 0}
+# Logits of order 1 to 10 and gradients of a float32 model of two layers, with other rounding in its
+# encodings.
+HF_LOGITS = {"rtol": 1e-4, "atol": 1e-4}
+# What the tests of the published project allow.
+UPSTREAM = {
+    torch.float32: {"rtol": 1e-2, "atol": 1e-2},
+    torch.float16: {"rtol": 1e-2, "atol": 5e-2},
+    torch.bfloat16: {"rtol": 5e-2, "atol": 5e-2},
+}
+
+
+def assert_same_on_ranks(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    whole: torch.Tensor | None = None,
+    merged: bool = False,
+) -> None:
+    """A rank's result against that of one process, which adds the same terms in another order.
+
+    Both were rounded when they were stored. `merged` are results of ranks that were rounded before
+    they were added. `whole` is what `expected` is a shard of: a sum along the sequence has an error
+    of the size of its largest terms, wherever they are.
+    """
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    actual, expected = actual.detach(), expected.detach()
+    if actual.numel() == 0:
+        return
+    roundoff = ROUNDOFF[actual.dtype]
+    largest = (expected if whole is None else whole.detach()).double().abs().max()
+    allowed = 4 * sums(64, 64) * largest + 2 * roundoff * expected.double().abs()
+    if merged:
+        allowed = allowed + 2 * roundoff * largest
+    error = (actual.double() - expected.double()).abs()
+    assert bool((error <= allowed).all()), f"off by {(error / allowed).max().item():.3g} bounds"

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from attnops.lrpe_rotate import lrpe_rotate
+from attnops.nn._constants import KeepsFloat32
 from attnops.nn.tpa_cache import TPACache
 from attnops.tpa import tpa
 
@@ -23,7 +24,7 @@ class _Projections(nn.Module):
             setattr(self, f"W_B_{name}", nn.Linear(dim, rank * head_dim, bias=False))
 
 
-class TensorProductAttention(nn.Module):
+class TensorProductAttention(KeepsFloat32):
     """Causal self-attention whose queries, keys and values are sums of tensor products.
 
     x is (B,N,dim); the projections have the published names, so that their weights load:
@@ -36,7 +37,36 @@ class TensorProductAttention(nn.Module):
     `layer(x)` is the whole sequence. `layer(x, cache=cache)` appends x to the cache, a TPACache
     made by `make_cache`, and attends to all its tokens: a prompt first, then one token at a time.
     `sequences` are those of the cache that x belongs to, all of them by default.
+
+    Parameters
+    ----------
+    dim : int
+        The features of x.
+    heads, head_dim : int
+    q_rank, k_rank, v_rank : int
+    full_q : bool
+        Queries are not factored.
+    sigmoid : bool
+        Of the A factors.
+    head_norm : bool
+        An RMS norm of each head's output.
+    base : float
+        Of theta, a buffer in float32 however the model is converted.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attnops.nn import TensorProductAttention
+    >>> layer = TensorProductAttention(64, heads=4, head_dim=16)
+    >>> cache = layer.make_cache(sequences=2, capacity=32)
+    >>> sequences = cache.join(2)
+    >>> layer(torch.randn(2, 8, 64), cache=cache).shape  # a prompt
+    torch.Size([2, 8, 64])
+    >>> layer(torch.randn(2, 1, 64), cache=cache).shape  # a token
+    torch.Size([2, 1, 64])
     """
+
+    theta: Tensor
 
     def __init__(
         self,
@@ -62,9 +92,13 @@ class TensorProductAttention(nn.Module):
         self.c_qkv = _Projections(dim, heads, head_dim, ranks, full_q)
         self.c_proj = nn.Linear(heads * head_dim, dim, bias=False)
         self.subln = nn.RMSNorm(head_dim, eps=1e-5) if head_norm else None
-        exponents = -2 * torch.arange(head_dim // 2, dtype=torch.float64) / head_dim
+        self.base = base
+        self._register_constants()
+
+    def _constants(self) -> dict[str, Tensor]:
+        exponents = -2 * torch.arange(self.head_dim // 2, dtype=torch.float64) / self.head_dim
         # Minus: the published code has the transpose of the usual rotation.
-        self.register_buffer("theta", -(base**exponents).float().unsqueeze(0), persistent=False)
+        return {"theta": -(self.base**exponents).float().unsqueeze(0)}
 
     def make_cache(self, sequences: int, capacity: int, **options) -> TPACache:
         """A cache for this layer; options are those of TPACache, dtype that of the weights."""
@@ -124,7 +158,8 @@ class TensorProductAttention(nn.Module):
         if cache is None:
             out = tpa(aq, ak, av, bq, self._rotated(bk, positions), bv, q=q)
         elif x.shape[1] == 1:
-            out = cache.decode(aq, bq, q=q, sequences=chosen)
+            decoded = cache.decode(aq, bq, q=q, sequences=chosen)
+            out = decoded[0] if isinstance(decoded, tuple) else decoded
         else:
             out = self._prefill(cache, chosen, aq, bq, q)
         if self.subln is not None:
@@ -143,7 +178,6 @@ class TensorProductAttention(nn.Module):
         outs = []
         for b, sequence in enumerate(chosen):
             one = [None if t is None else t[b : b + 1] for t in (aq, bq, q)]
-            dtype = (q if aq is None else aq).dtype
-            ak, av, bk, bv = cache.gather(sequence, dtype)
+            ak, av, bk, bv = cache.gather(sequence, next(t for t in (aq, q) if t is not None).dtype)
             outs.append(tpa(one[0], ak, av, one[1], bk, bv, q=one[2]))
         return torch.cat(outs)

@@ -1,6 +1,7 @@
 """A cache of the factors of keys and values, which serves a changing batch of sequences."""
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -15,18 +16,36 @@ _FACTORS = ("ak", "av", "bk", "bv")
 class TPACache:
     """The factors of the tokens of some sequences, contiguous or in pages.
 
-    A token has (k_rank + v_rank)·(heads + head_dim) numbers. dtype is float32, float16 or bfloat16,
-    or int8: then each token of ak and av and each row of bk and bv has a scale, and the numbers are
-    multiples of it, from -127 to 127.
+    A token has (k_rank + v_rank)·(heads + head_dim) numbers.
 
-    Without page_size a sequence has room for `capacity` tokens from the beginning. With it,
-    sequences take pages of that many tokens as they grow and give them back when they leave;
-    `pages` is how many there are, enough for all sequences at full capacity unless it is given.
-    With theta, (1, head_dim/2) or (head_dim/2), the rows of bk are rotated in halves by position
-    times theta when they are written.
+    Parameters
+    ----------
+    sequences : int
+        How many there is room for.
+    capacity : int
+        The most tokens of a sequence; without page_size it has room for them from the beginning.
+    heads, head_dim, k_rank, v_rank : int
+    value_dim : int, optional
+        The features of v; head_dim unless given.
+    dtype : torch.dtype
+        float32, float16 or bfloat16, or int8: then each token of ak and av and each row of bk and
+        bv has a scale, and the numbers are multiples of it, from -127 to 127.
+    page_size : int, optional
+        Sequences take pages of that many tokens as they grow and give them back when they leave.
+    pages : int, optional
+        How many there are; enough for all sequences at full capacity unless given.
+    theta : Tensor, optional
+        (1, head_dim/2) or (head_dim/2): the rows of bk are rotated in halves by position times
+        theta when they are written.
 
+    Examples
+    --------
+    >>> import torch
+    >>> from attnops.nn import TPACache
     >>> cache = TPACache(2, 64, heads=4, head_dim=8, dtype=torch.float32)
     >>> first = cache.join()
+    >>> cache.length(first)
+    0
     """
 
     def __init__(
@@ -48,11 +67,11 @@ class TPACache:
             _checks.fail(_OP, f"dtype must be float32, float16, bfloat16 or int8; it is {dtype}")
         self.capacity = capacity
         self.paged = page_size is not None
-        if not self.paged:
+        if page_size is None:
             if pages is not None:
                 _checks.fail(_OP, "pages is for a cache with a page_size")
             page_size, pages = capacity, sequences
-        elif pages is None:
+        if pages is None:
             pages = sequences * -(-capacity // page_size)
         sizes = {
             "sequences": sequences,
@@ -73,7 +92,7 @@ class TPACache:
         value_dim = head_dim if value_dim is None else value_dim
         shapes = ((heads, k_rank), (heads, v_rank), (k_rank, head_dim), (v_rank, value_dim))
         self.factors = tuple(torch.zeros(*front, *shape, dtype=dtype) for shape in shapes)
-        self.scales = (None,) * 4
+        self.scales: tuple[Tensor | None, ...] = (None,) * 4
         if dtype == torch.int8:
             scales = ((), (), (k_rank,), (v_rank,))
             self.scales = tuple(torch.zeros(*front, *shape) for shape in scales)
@@ -105,9 +124,16 @@ class TPACache:
 
     def length(self, sequence: int) -> int:
         """How many tokens a sequence has."""
-        if not 0 <= sequence < len(self._lengths) or self._lengths[sequence] is None:
+        length = self._lengths[sequence] if 0 <= sequence < len(self._lengths) else None
+        if length is None:
             _checks.fail(_OP, f"there is no sequence {sequence}")
-        return self._lengths[sequence]
+        return length
+
+    @overload
+    def join(self, count: None = None) -> int: ...
+
+    @overload
+    def join(self, count: int) -> list[int]: ...
 
     def join(self, count: int | None = None) -> int | list[int]:
         """The number of a new sequence without tokens; with a count, a list of so many."""
@@ -191,7 +217,7 @@ class TPACache:
                 self._pages, self._free, self._users = undo
             raise
         for i in chosen:
-            self._lengths[i] += added
+            self._lengths[i] = self.length(i) + added
 
     def decode(
         self,
@@ -209,6 +235,8 @@ class TPACache:
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """One query for each sequence, as in tpa_decode, to all its tokens where they are."""
+        for name, value in (("aq", aq), ("bq", bq), ("q", q)):
+            _checks.no_gradient("tpa_decode", name, value)
         chosen = self._chosen(sequences)
         lengths = torch.tensor([self.length(i) for i in chosen], dtype=torch.int64)
         out, lse = torch.ops.attnops.tpa_cache_decode(

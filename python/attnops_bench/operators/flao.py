@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 HEADS, DIM = 12, 128
 SIZES = tuple(2**i for i in range(8, 16))
-QUICK_SIZES = (1024,)
+QUICK_SIZES = (256, 512, 1024)
 KEEPS = ("none", "kv", "kv_qkv")
 PASSES: tuple[tuple[Direction, Kind], ...] = (
     ("fwd", "speed"),

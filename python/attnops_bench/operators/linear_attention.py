@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 HEADS, DIM, CHUNK = 12, 128, 64
 SIZES = tuple(2**i for i in range(8, 16))
-QUICK_SIZES = (1024,)
-STEP_BATCHES = (1, 32)
+QUICK_SIZES = (256, 512, 1024)
+STEP_BATCHES = (1, 8, 32)
 DECAYS = ("none", "constant", "scalar", "vector")
 PASSES: tuple[tuple[Direction, Kind], ...] = (
     ("fwd", "speed"),

@@ -8,7 +8,7 @@ from attnops_bench.operators._encoding import DIM, HEADS, PASSES, PEERS, Encodin
 from attnops_bench.tables import BYTES, Case, Column, Cost, Direction, Kind, Table
 
 SIZES = tuple(2**i for i in range(8, 16))
-QUICK_SIZES = (512, 2048)
+QUICK_SIZES = (512, 1024, 2048)
 # (activation, axis) in the order of the published tables; the axis is None but for softmax.
 ACTIVATIONS: tuple[tuple[str, int | None], ...] = (
     ("none", None),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BATCH = 2
 SIZES = tuple(2**i for i in range(8, 14))
-QUICK_SIZES = (256, 1024)
+QUICK_SIZES = (256, 512, 1024)
 
 
 def title(kind: Kind, direction: Direction, batch: int, heads: int, dtype: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HEADS, DIM, RANK = 32, 128, 16
 BATCHES = (8, 32)
 SIZES = tuple(2**i for i in range(8, 16))
-QUICK_SIZES = (256, 4096)
+QUICK_SIZES = (256, 1024, 4096)
 KINDS: tuple[Kind, ...] = ("speed", "memory")
 
 

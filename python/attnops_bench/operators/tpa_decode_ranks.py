@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 8, 32)
 SIZES = tuple(2**i for i in range(12, 18))
-QUICK_SIZES = (4096, 16384)
+QUICK_SIZES = (4096, 8192, 16384)
 
 
 def title(kind: Kind, batch: int, heads: int, dtype: str) -> str:

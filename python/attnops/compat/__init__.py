@@ -1,0 +1,1 @@
+"""The interfaces of other projects over attnops' operators."""
