@@ -14,6 +14,21 @@ def flao_kv(k: Tensor, v: Tensor, *, precision: str | None = None) -> Tensor:
 
     The first half of flao, to use KV again and for sequences that are spread over machines: the KVs
     of parts of a sequence add up to its KV.
+
+    Parameters
+    ----------
+    k, v : Tensor
+        Of one type.
+    precision : str, optional
+        As in flao.
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> q, k, v, g = (torch.randn(1, 2, 6, 4) for _ in range(4))
+    >>> kv = attnops.flao_kv(k, v)
+    >>> torch.equal(attnops.flao_out(q, kv, g), attnops.flao(q, k, v, g))
+    True
     """
     if _sharding.sharded(k, v):
         return _sharding.handler("flao_kv")(
@@ -27,7 +42,22 @@ def flao_kv(k: Tensor, v: Tensor, *, precision: str | None = None) -> Tensor:
 
 
 def flao_out(q: Tensor, kv: Tensor, g: Tensor, *, precision: str | None = None) -> Tensor:
-    """G ⊙ (Q·KV) of q (B,H,N,D), kv (B,H,D,E) in float32 and g (B,H,N,E): flao's second half."""
+    """G ⊙ (Q·KV), flao's second half.
+
+    Parameters
+    ----------
+    q, kv, g : Tensor
+        (B,H,N,D), (B,H,D,E) in float32 and (B,H,N,E).
+    precision : str, optional
+        As in flao.
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> q, g, kv = torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 3), torch.randn(1, 2, 4, 3)
+    >>> torch.allclose(attnops.flao_out(q, kv, g), g * (q @ kv), atol=1e-5)
+    True
+    """
     if _sharding.sharded(q, kv, g):
         return _sharding.handler("flao_out")(
             q=q,
@@ -60,7 +90,26 @@ def flao_fal_kv(
 
     The tokens are the numbers start, start+1, … of a sequence that has the given l and shape; on a
     line they have the positions offset + number − l. Softmax over the sequence is over the given
-    tokens. The other arguments are those of flao_fal.
+    tokens.
+
+    Parameters
+    ----------
+    k, v : Tensor
+        (B,H,M,D) and (B,H,M,E).
+    k_act, k_dim, v_act, v_dim, theta, lrpe, shape, offset, l, precision
+        As in flao_fal.
+    start : int
+        The number of the first given token in its sequence.
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> k, v = torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 3)
+    >>> options = {"k_act": "silu", "theta": torch.tensor([[1.0, 0.1, 0.01, 0.001]])}
+    >>> first = attnops.flao_fal_kv(k[:, :, :4], v[:, :, :4], **options)
+    >>> rest = attnops.flao_fal_kv(k[:, :, 4:], v[:, :, 4:], **options, start=4)
+    >>> torch.allclose(first + rest, attnops.flao_fal_kv(k, v, **options), atol=1e-5)
+    True
     """
     op = "flao_fal_kv"
     _checks.are_tensors(op, k=k, v=v, **({} if theta is None else {"theta": theta}))
@@ -99,7 +148,27 @@ def flao_fal_out(
     start: int = 0,
     precision: str | None = None,
 ) -> Tensor:
-    """The output of flao_fal from its KV; start is that of flao_fal_kv."""
+    """The output of flao_fal from its KV.
+
+    Parameters
+    ----------
+    q, kv, g : Tensor
+        (B,H,N,D), the KV of flao_fal_kv, and (B,H,N,E).
+    q_act, q_dim, g_act, g_dim, theta, lrpe, shape, offset, l, precision
+        As in flao_fal.
+    start : int
+        The number of the first given token in its sequence.
+
+    Examples
+    --------
+    >>> import torch, attnops
+    >>> q, k, v, g = (torch.randn(1, 2, 6, 4) for _ in range(4))
+    >>> theta = torch.tensor([[1.0, 0.1]])
+    >>> kv = attnops.flao_fal_kv(k, v, theta=theta, lrpe="rotate")
+    >>> o = attnops.flao_fal_out(q, kv, g, theta=theta, lrpe="rotate")
+    >>> torch.equal(o, attnops.flao_fal(q, k, v, g, theta=theta, lrpe="rotate"))
+    True
+    """
     op = "flao_fal_out"
     _checks.are_tensors(op, q=q, kv=kv, g=g, **({} if theta is None else {"theta": theta}))
     return _transforms.call(

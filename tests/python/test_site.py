@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 import attnops
+import attnops.nn
 
 ROOT = Path(__file__).resolve().parents[2]
 # What attnops has beside operators, and what is on the page of another.
 OTHERS = {
     *("compiled_targets", "effective_precision", "empty_cache", "get_precision", "get_target"),
     *("info", "lrpe_table", "machine", "nn", "set_precision", "set_target", "supported_targets"),
-    *("compat", "distributed", "flao_kv", "flao_out", "hf"),
+    *("compat", "distributed", "flao_fal_kv", "flao_fal_out", "flao_kv", "flao_out", "hf"),
 }
 HEADINGS = ("Equations", "Shapes and options", "Accuracy", "Cost", "Example", "Python")
 
@@ -39,6 +40,21 @@ def test_site(site: Path):
         assert "```cpp\n" in source, operator
         page = (site / f"docs/operators/{operator}.html").read_text()
         assert f'id="attnops.{operator}.{operator}"' in page, operator
+
+    # Every other public name has a place too.
+    places = {f"nn.{name}": "reference/python" for name in attnops.nn.__all__}
+    places |= {
+        f"nn.{name}": "operators/tpa_decode" for name in ("TPACache", "TensorProductAttention")
+    }
+    places |= {f"flao_halves.{name}": "operators/flao" for name in ("flao_kv", "flao_out")}
+    places |= {f"flao_halves.flao_fal_{name}": "operators/flao_fal" for name in ("kv", "out")}
+    places |= {f"hf.{name}": "reference/python" for name in ("patch", "unpatch")}
+    places |= {
+        "runtime.info": "reference/python",
+        "md_lrpe_cosine.lrpe_table": "operators/md_lrpe_cosine",
+    }
+    for name, place in places.items():
+        assert f'id="attnops.{name}"' in (site / f"docs/{place}.html").read_text(), name
 
     # All headers are in the reference, whole; nothing is left of the marks.
     for page in ("cpp", "c"):

@@ -60,9 +60,10 @@ class TensorProductAttention(KeepsFloat32):
     >>> layer = TensorProductAttention(64, heads=4, head_dim=16)
     >>> cache = layer.make_cache(sequences=2, capacity=32)
     >>> sequences = cache.join(2)
-    >>> layer(torch.randn(2, 8, 64), cache=cache).shape  # a prompt
-    torch.Size([2, 8, 64])
-    >>> layer(torch.randn(2, 1, 64), cache=cache).shape  # a token
+    >>> with torch.no_grad():
+    ...     prompt = layer(torch.randn(2, 8, 64), cache=cache)
+    ...     token = layer(torch.randn(2, 1, 64), cache=cache)
+    >>> token.shape
     torch.Size([2, 1, 64])
     """
 
