@@ -16,7 +16,11 @@ QUICK = (
     "linear_attention-*-scalar-*",
     "lrpe_rotate-*-act_none-*",
     "md_lrpe_cosine-*-1d-l0",
-    "tpa_decode-*-batch8-*",
+    "rope-*-prefill-batch1-*",
+    "rope-*-decode-*",
+    "tpa-*",
+    "tpa_decode-*-batch8-head32-*",
+    "tpa_decode-*-batch8-*-head34-*",
 )
 
 

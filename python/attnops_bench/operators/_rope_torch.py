@@ -9,7 +9,7 @@ import torch
 
 import attnops
 from attnops_bench import reference
-from attnops_bench.operators.rope import DIM, HEADS, KEY_HEADS
+from attnops_bench.operators.rope import DIM, HEADS, KEY_HEADS, shape
 from attnops_bench.random_inputs import DTYPES, normal
 from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
@@ -21,13 +21,13 @@ LONGEST = 4096  # positions of a decode
 def inputs(case: Case) -> Inputs:
     """q, k, theta and positions: 0, 1, … of a prefill, any of a decode."""
     generator = torch.Generator().manual_seed(SEED)
-    batch, dtype = case.options["batch"], DTYPES[case.dtype]
-    q, k = (normal((batch, case.n, h, DIM), dtype, generator) for h in (HEADS, KEY_HEADS))
+    (batch, tokens), dtype = shape(case), DTYPES[case.dtype]
+    q, k = (normal((batch, tokens, h, DIM), dtype, generator) for h in (HEADS, KEY_HEADS))
     theta = 10000.0 ** (-torch.arange(HALF, dtype=torch.float32) / HALF)
-    if case.n == 1:
+    if case.options["step"]:
         positions = torch.randint(0, LONGEST, (batch, 1), generator=generator)
     else:
-        positions = torch.arange(case.n).repeat(batch, 1)
+        positions = torch.arange(tokens).repeat(batch, 1)
     return Inputs((q, k, theta, positions), (), None)
 
 
@@ -64,7 +64,7 @@ def function(column: Column) -> Forward:
 def checker(case: Case, given: Inputs) -> Checker:
     """Compares two batches of q and k."""
     q, k, theta, positions = given.args
-    batch = case.options["batch"]
+    batch, _ = shape(case)
     picks = np.random.default_rng(SEED).choice(batch, size=min(2, batch), replace=False).tolist()
 
     def expected(x: torch.Tensor, b: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     import torch
 
 HEADS, KEY_HEADS, DIM = 32, 8, 128
-# Batches of a prefill, whose rows are numbers of tokens, and of a step of decoding.
 PREFILL_BATCHES = (1, 8)
-DECODE_BATCHES = (1, 32, 256)
-PREFILL_SIZES = (2048,)
+PREFILL_SIZES = (512, 1024, 2048)
+STEP_BATCHES = (1, 32, 256)
 
 
-def title(form: str, batch: int, dtype: str) -> str:
-    sizes = f"batch{batch}-head{HEADS}-keys{KEY_HEADS}-dim{DIM}"
-    return f"rope-speed-fwd-{form}-{sizes}-{dtype}"
+def title(form: str, batch: int | None, dtype: str) -> str:
+    of_batch = "" if batch is None else f"-batch{batch}"
+    return f"rope-speed-fwd-{form}{of_batch}-head{HEADS}-keys{KEY_HEADS}-dim{DIM}-{dtype}"
+
+
+def shape(case: Case) -> tuple[int, int]:
+    """Batch and tokens: n of a prefill, one for each of n sequences of a step of decoding."""
+    return (case.n, 1) if case.options["step"] else (case.options["batch"], case.n)
 
 
 class Rope:
@@ -37,8 +41,10 @@ class Rope:
 
     def tables(self, batch: int, dtype: str) -> list[Table]:
         """For batches of their own, whatever the usual one is."""
-        forms = [("prefill", b, PREFILL_SIZES) for b in PREFILL_BATCHES]
-        forms += [("decode", b, (1,)) for b in DECODE_BATCHES]
+        forms: list[tuple[str, int | None, tuple[int, ...]]] = [
+            ("prefill", b, PREFILL_SIZES) for b in PREFILL_BATCHES
+        ]
+        forms += [("decode", None, STEP_BATCHES)]
         return [
             Table(
                 id=title(form, b, dtype),
@@ -47,15 +53,17 @@ class Rope:
                 kind="speed",
                 direction="fwd",
                 dtype=dtype,
-                options={"batch": b},
+                options={"batch": b, "step": b is None},
                 sizes=sizes,
                 quick_sizes=sizes,
+                size_name="batch" if b is None else "n",
             )
             for form, b, sizes in forms
         ]
 
     def cost(self, case: Case) -> Cost:
-        elements = case.options["batch"] * case.n * (HEADS + KEY_HEADS) * DIM
+        batch, tokens = shape(case)
+        elements = batch * tokens * (HEADS + KEY_HEADS) * DIM
         size = 2 * elements * BYTES[case.dtype]
         return Cost(moved=size, flops=3 * elements, held=size)
 
