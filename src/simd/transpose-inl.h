@@ -67,6 +67,28 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
 #endif
 }
 
+// to[i] = the sum of the lanes of vector i. `to` has room for whole squares.
+template <int N>
+HWY_INLINE void StoreLaneSums(const Pack<N>& vectors, float* to) {
+  const DF d;
+  ForEach<(N + kLanes - 1) / kLanes>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+    constexpr int kFirst = decltype(i)::value * kLanes;
+    Square square;
+    ForEach<kLanes>([&](auto lane) ATTNOPS_INLINE_LAMBDA {
+      constexpr int kAt = kFirst + decltype(lane)::value;
+      if constexpr (kAt < N) {
+        square.v[lane()] = hn::BitCast(DU(), vectors.v[kAt]);
+      } else {
+        square.v[lane()] = hn::Zero(DU());
+      }
+    });
+    square = TransposeSquare(square);
+    VF sum = hn::BitCast(d, square.v[0]);
+    for (int lane = 1; lane < kLanes; ++lane) sum = hn::Add(sum, hn::BitCast(d, square.v[lane]));
+    hn::StoreU(sum, d, to + kFirst);
+  });
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace attnops
 HWY_AFTER_NAMESPACE();

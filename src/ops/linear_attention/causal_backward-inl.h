@@ -56,11 +56,15 @@ void MakeScoreGradients(const Problem& problem, Head head, Range block, const Wo
                         Prefetcher& prefetcher) {
   const std::int64_t tokens = block.size(), E = problem.E;
   if (problem.OnValues()) {
-    LoadValueDecays<T>(problem, head, block, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
-      WeightLevel(work.g, work.v, work.value, E, nodes, work.weighted);
-      ScoreLevel(work.weighted, ChunksOf(E), nodes, work.d_scores);
-    });
-    ScoreDiagonal(work.g, work.v, tokens, E, work.d_scores);
+    LoadValueDecays<T>(
+        problem, head, block, work,
+        [&](Range group) ATTNOPS_INLINE_LAMBDA {
+          ScoreGroup(work.g, work.v, work.value.from_start, ChunksOf(E), group, work.d_scores);
+        },
+        [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+          WeightLevel(work.g, work.v, work.value, E, nodes, work.weighted);
+          ScoreLevel(work.weighted, ChunksOf(E), nodes, work.d_scores);
+        });
     MultiplyMatrix(work.g, work.value.from_start, tokens, E, work.g_start);
     MultiplyMatrix(work.v, work.value.to_end, tokens, E, work.v_end);
     if (problem.decay != Decay::kFeature) {
@@ -85,18 +89,20 @@ void FeatureKeyGradients(const Problem& problem, Head head, const BackwardBlock&
                          const Workspace& work, const Panels& g_start, const Panels& v_end,
                          Prefetcher& prefetcher) {
   const std::int64_t tokens = block.tokens.size(), D = problem.D, chunks = ChunksOf(D);
-  ZeroRows(tokens, D, work.dq);
-  ZeroRows(tokens, D, work.dk);
   LoadKeyDecays<T>(
-      problem, head, block.tokens, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+      problem, head, block.tokens, work,
+      [&](Range group) ATTNOPS_INLINE_LAMBDA {
+        const Panels& decay = work.key.from_start;
+        ScoreGroup(work.q, work.k, decay, chunks, group, work.scores);
+        MixGroup(work.d_scores, work.k, decay, chunks, group, work.dq);
+        MixGroupBack(work.d_scores, work.q, decay, chunks, group, work.dk);
+      },
+      [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
         WeightLevel(work.q, work.k, work.key, D, nodes, work.weighted);
         ScoreLevel(work.weighted, chunks, nodes, work.scores);
         MixLevel(work.d_scores, work.weighted, work.key, chunks, nodes, work.dq, prefetcher);
         MixLevelBack(work.d_scores, work.weighted, work.key, chunks, nodes, work.dk, prefetcher);
       });
-  ScoreDiagonal(work.q, work.k, tokens, D, work.scores);
-  MixDiagonal(work.d_scores, work.k, tokens, D, work.dq);
-  MixDiagonal(work.d_scores, work.q, tokens, D, work.dk);
   DecayQueriesAndKeys(problem, tokens, work);
   TransposePanels(block.state, Padded(D), Padded(problem.E), work.state_columns);
   Multiply<Left::kStraight>(g_start, work.state_columns, tokens, Padded(problem.E), chunks,
@@ -133,13 +139,17 @@ void ValueGradients(const Problem& problem, Head head, Range block, const Worksp
                        Term<Left::kTransposed, Triangle::kUpper>{work.scores, work.g, tokens},
                        Term<Left::kStraight>{k_end, d_state, Padded(problem.D)});
   }
+  LoadValueDecays<T>(
+      problem, head, block, work,
+      [&](Range group) ATTNOPS_INLINE_LAMBDA {
+        MixGroupBack(work.scores, work.g, work.value.from_start, chunks, group, work.dv);
+      },
+      [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+        WeightLevel(work.g, work.g, work.value, E, nodes, work.weighted);
+        MixLevelBack(work.scores, work.weighted, work.value, chunks, nodes, work.dv, prefetcher);
+      });
   Multiply<Left::kStraight>(k_end, d_state, tokens, Padded(problem.D), chunks,
-                            StoreWeighted{work.value.to_end, work.dv, false, prefetcher});
-  LoadValueDecays<T>(problem, head, block, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
-    WeightLevel(work.g, work.g, work.value, E, nodes, work.weighted);
-    MixLevelBack(work.scores, work.weighted, work.value, chunks, nodes, work.dv, prefetcher);
-  });
-  MixDiagonal(work.scores, work.g, tokens, E, work.dv);
+                            StoreWeighted{work.value.to_end, work.dv, true, prefetcher});
 }
 
 // The gradient of a decay of features. With x and y the rows that meet S and dS (q and k, or g and
@@ -302,13 +312,13 @@ void BackwardState(const Problem& problem, Head head, Range block, const Workspa
   LoadRows(q.data, q.stride, tokens, problem.D, work.q);
   LoadGradient<T>(problem, head, block, work.g);
   if (problem.decay == Decay::kFeature) {
-    LoadKeyDecays<T>(problem, head, block, work, Nothing());
+    LoadKeyDecays<T>(problem, head, block, work, Nothing(), Nothing());
   } else {
     LoadTokenDecays<T>(problem, head, block, work, false);
   }
   DecayKeys(problem, work.q, work.key.from_start, work.from_start, tokens, work.q_start);
   if (problem.OnValues()) {
-    LoadValueDecays<T>(problem, head, block, work, Nothing());
+    LoadValueDecays<T>(problem, head, block, work, Nothing(), Nothing());
     MultiplyMatrix(work.g, work.value.from_start, tokens, problem.E, work.g);
   }
   UpdateBy<T>(problem, QueriesFromStart(problem, work), work.g, tokens, work, d_states, prefetcher);

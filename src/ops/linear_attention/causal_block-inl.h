@@ -221,7 +221,7 @@ HWY_INLINE void AddLogs(const Problem& problem, const LogDecay& log, const LogDe
   }
 }
 
-// R·C sums of products of rows of z over all chunks, into a matrix.
+// Sums over all chunks of products of R rows of z and C others, as many as a vector has lanes.
 template <int R, int C>
 HWY_INLINE void DotRows(const Panels& z, std::int64_t chunks, std::int64_t row, std::int64_t column,
                         const Panels& to) {
@@ -242,12 +242,11 @@ HWY_INLINE void DotRows(const Panels& z, std::int64_t chunks, std::int64_t row, 
       });
     }
   }
+  alignas(64) float scores[R * C];
+  StoreLaneSums(sums, scores);
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
   for (int i = 0; i < R; ++i) {
-    for (int j = 0; j < C; ++j) {
-      At(to, row + i, (column + j) / chunk)[(column + j) % chunk] =
-          hn::GetLane(hn::SumOfLanes(d, sums.v[i * C + j]));
-    }
+    std::copy_n(scores + i * C, C, At(to, row + i, column / chunk) + column % chunk);
   }
 }
 
@@ -255,21 +254,13 @@ HWY_INLINE void DotRows(const Panels& z, std::int64_t chunks, std::int64_t row, 
 // decays from and to the middle of their node.
 HWY_INLINE void ScoreLevel(const Panels& z, std::int64_t chunks, const Level& nodes,
                            const Panels& scores) {
+  constexpr int R = std::min(kLanes, 4), C = kLanes / R;
   const std::int64_t half = nodes.half;
-  const auto level = [&]<int R, int C>() ATTNOPS_INLINE_LAMBDA {
-    for (std::int64_t left = nodes.begin; left + half < nodes.end; left += 2 * half) {
-      const std::int64_t end = std::min(nodes.end, left + 2 * half);
-      for (std::int64_t i = left + half; i < end; i += R) {
-        for (std::int64_t j = left; j < left + half; j += C) DotRows<R, C>(z, chunks, i, j, scores);
-      }
+  for (std::int64_t left = nodes.begin; left + half < nodes.end; left += 2 * half) {
+    const std::int64_t end = std::min(nodes.end, left + 2 * half);
+    for (std::int64_t i = left + half; i < end; i += R) {
+      for (std::int64_t j = left; j < left + half; j += C) DotRows<R, C>(z, chunks, i, j, scores);
     }
-  };
-  if (half == 1) {
-    level.template operator()<1, 1>();
-  } else if (half == 2) {
-    level.template operator()<2, 2>();
-  } else {
-    level.template operator()<4, 2>();
   }
 }
 
@@ -324,15 +315,109 @@ HWY_INLINE void MixLevelBack(const Panels& scores, const Panels& z, const SideDe
                                 std::min(half, nodes.end - right), chunks, epilogue);
   }
 }
-// Adds scores[i,i]·x[i] to each row.
-HWY_INLINE void MixDiagonal(const Panels& scores, const Panels& x, std::int64_t tokens,
-                            std::int64_t columns, const Panels& to) {
+// Products within a group of tokens. decay has the decay of each token alone; from token j to i
+// the features of a row are multiplied by those of j+1, …, i.
+
+// The scores of token `row` with itself and the N − 1 tokens before it.
+template <int N>
+HWY_INLINE void ScoreRow(const Panels& x, const Panels& y, const Panels& decay, std::int64_t chunks,
+                         std::int64_t row, const Panels& scores) {
+  Pack<N> sums = attnops::HWY_NAMESPACE::Fill<N>(0.0f);
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    Chunk weighted = LoadChunk(At(x, row, chunk));
+    ForEach<N>([&](auto s) ATTNOPS_INLINE_LAMBDA {
+      constexpr int kBack = decltype(s)::value;
+      VF& sum = sums.v[N - 1 - kBack];
+      const Chunk right = LoadChunk(At(y, row - kBack, chunk));
+      sum = hn::MulAdd(weighted.v[0], right.v[0], sum);
+      sum = hn::MulAdd(weighted.v[1], right.v[1], sum);
+      if constexpr (kBack + 1 < N) {
+        weighted = Mul(weighted, LoadChunk(At(decay, row - kBack, chunk)));
+      }
+    });
+  }
+  alignas(64) float of_row[kGroupTokens + kLanes];
+  StoreLaneSums(sums, of_row);
   const auto size = static_cast<std::int64_t>(ChunkSize());
-  ForEachRow(tokens, columns, [&](std::int64_t row, std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-    float* at = At(to, row, chunk);
-    const Chunk score = Fill<2>(At(scores, row, row / size)[row % size]);
-    StoreChunk(MulAdd(score, LoadChunk(At(x, row, chunk)), LoadChunk(at)), at);
+  for (std::int64_t i = 0; i < N; ++i) {
+    const std::int64_t column = row + 1 - N + i;
+    At(scores, row, column / size)[column % size] = of_row[i];
+  }
+}
+// The scores of a group, x_i with y_j for j ≤ i.
+HWY_INLINE void ScoreGroup(const Panels& x, const Panels& y, const Panels& decay,
+                           std::int64_t chunks, Range group, const Panels& scores) {
+  ForEach<kGroupTokens>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+    if (i() >= group.size()) return;
+    ScoreRow<decltype(i)::value + 1>(x, y, decay, chunks, group.begin + i(), scores);
   });
+}
+
+HWY_INLINE float ScoreAt(const Panels& scores, std::int64_t row, std::int64_t column) {
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  return At(scores, row, column / size)[column % size];
+}
+
+// to_i = Σ scores[i,j]·y_j over j ≤ i of a group, with the decays from j to i.
+HWY_INLINE void MixGroup(const Panels& scores, const Panels& y, const Panels& decay,
+                         std::int64_t chunks, Range group, const Panels& to) {
+  const DF d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  alignas(64) float weights[kGroupTokens][kGroupTokens];
+  for (int i = 0; i < kGroupTokens; ++i) {
+    for (int j = 0; j <= i; ++j) weights[i][j] = ScoreAt(scores, group.begin + i, group.begin + j);
+  }
+  for (std::int64_t vector = 0; vector < 2 * chunks; ++vector) {
+    const std::int64_t at = vector % 2 * lanes;
+    Pack<kGroupTokens> sums;
+    ForEach<kGroupTokens>([&](auto j) ATTNOPS_INLINE_LAMBDA {
+      constexpr int kColumn = decltype(j)::value;
+      const VF right = hn::Load(d, At(y, group.begin + kColumn, vector / 2) + at);
+      const VF factor = hn::Load(d, At(decay, group.begin + kColumn, vector / 2) + at);
+      ForEach<kGroupTokens>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+        constexpr int kRow = decltype(i)::value;
+        if constexpr (kRow >= kColumn) {
+          const VF term = hn::Mul(hn::Set(d, weights[kRow][kColumn]), right);
+          sums.v[kRow] = kColumn == 0 ? term : hn::MulAdd(sums.v[kRow], factor, term);
+        }
+      });
+    });
+    ForEach<kGroupTokens>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+      if (i() >= group.size()) return;
+      hn::Store(sums.v[i()], d, At(to, group.begin + i(), vector / 2) + at);
+    });
+  }
+}
+// to_j = Σ scores[i,j]·x_i over i ≥ j of a group, with the decays from j to i.
+HWY_INLINE void MixGroupBack(const Panels& scores, const Panels& x, const Panels& decay,
+                             std::int64_t chunks, Range group, const Panels& to) {
+  const DF d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  alignas(64) float weights[kGroupTokens][kGroupTokens];
+  for (int i = 0; i < group.size(); ++i) {
+    for (int j = 0; j <= i; ++j) weights[i][j] = ScoreAt(scores, group.begin + i, group.begin + j);
+  }
+  for (std::int64_t vector = 0; vector < 2 * chunks; ++vector) {
+    const std::int64_t at = vector % 2 * lanes;
+    Pack<kGroupTokens> sums = attnops::HWY_NAMESPACE::Fill<kGroupTokens>(0.0f);
+    ForEach<kGroupTokens>([&](auto back) ATTNOPS_INLINE_LAMBDA {
+      constexpr int kRow = kGroupTokens - 1 - decltype(back)::value;
+      // Behind the block are rows of no token.
+      if (kRow >= group.size()) return;
+      const VF left = hn::Load(d, At(x, group.begin + kRow, vector / 2) + at);
+      const VF factor = kRow + 1 < kGroupTokens
+                            ? hn::Load(d, At(decay, group.begin + kRow + 1, vector / 2) + at)
+                            : hn::Zero(d);
+      ForEach<kRow + 1>([&](auto j) ATTNOPS_INLINE_LAMBDA {
+        sums.v[j()] =
+            hn::MulAdd(sums.v[j()], factor, hn::Mul(hn::Set(d, weights[kRow][j()]), left));
+      });
+    });
+    ForEach<kGroupTokens>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+      if (i() >= group.size()) return;
+      hn::Store(sums.v[i()], d, At(to, group.begin + i(), vector / 2) + at);
+    });
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -129,27 +129,53 @@ HWY_INLINE void LoadFeatureLogs(const Input& tensor, bool is_float, Head head, R
   }
 }
 
-// Tokens whose levels are made before those of the next tokens: their rows stay in L1 meanwhile.
-constexpr std::int64_t kGroupTokens = 8;
+// Tokens of a group. The decays between two of them are products along the tokens from one to the
+// other; those between groups come from the tree.
+constexpr int kGroupTokens = 8;
 
-// A level of the tree: nodes with halves of `half` tokens, those of the tokens [begin, end).
+// A level of the tree: nodes with halves of `half` tokens, for the tokens [begin, end).
 struct Level {
   std::int64_t half, begin, end;
 };
 
-// Makes from_start and to_end of a block from the logarithms in side.sums, level by level. Before
-// the halves of the nodes are joined, f(level) finds in from_start of the tokens of a second half,
-// and in to_end of those of a first half, the decays from and to the middle of their node.
-// Afterwards row 0 of side.sums is the sum of the block.
-template <class F>
+// Makes from_start and to_end of a block from the logarithms in side.sums, first those of groups,
+// then level by level. group(tokens) finds the decay of each of its tokens alone in from_start.
+// level(nodes), called before the halves of nodes are joined, finds in from_start of the tokens of
+// a second half, and in to_end of the tokens of a first half, the decays from and to the middle of
+// their node. Afterwards row 0 of side.sums is the sum of the block.
+template <class Group, class OfLevel>
 HWY_INLINE void MakeFeatureDecays(std::int64_t tokens, std::int64_t features, const SideDecay& side,
-                                  const F& f) {
+                                  const Group& group, const OfLevel& level) {
   const std::int64_t chunks = ChunksOf(features);
-  const auto level = [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
-    const std::int64_t half = nodes.half;
-    f(nodes);
+  for (std::int64_t begin = 0; begin < tokens; begin += kGroupTokens) {
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-      for (std::int64_t left = nodes.begin; left < nodes.end; left += 2 * half) {
+      for (std::int64_t i = begin; i < begin + kGroupTokens; ++i) {
+        StoreChunk(ExpOf(LoadChunk(At(side.sums, i, chunk))), At(side.from_start, i, chunk));
+      }
+    }
+    group(Range{begin, std::min(tokens, begin + kGroupTokens)});
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      Chunk sum = LoadChunk(At(side.sums, begin, chunk));
+      Chunk product = LoadChunk(At(side.from_start, begin + kGroupTokens - 1, chunk));
+      StoreChunk(Fill<2>(1.0f), At(side.to_end, begin + kGroupTokens - 1, chunk));
+      for (std::int64_t i = begin + kGroupTokens - 2; i >= begin; --i) {
+        StoreChunk(product, At(side.to_end, i, chunk));
+        product = Mul(product, LoadChunk(At(side.from_start, i, chunk)));
+      }
+      product = LoadChunk(At(side.from_start, begin, chunk));
+      for (std::int64_t i = begin + 1; i < begin + kGroupTokens; ++i) {
+        float* at = At(side.from_start, i, chunk);
+        product = Mul(product, LoadChunk(at));
+        StoreChunk(product, at);
+        sum = Add(sum, LoadChunk(At(side.sums, i, chunk)));
+      }
+      StoreChunk(sum, At(side.sums, begin, chunk));
+    }
+  }
+  for (std::int64_t half = kGroupTokens; half < tokens; half *= 2) {
+    level(Level{half, 0, tokens});
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      for (std::int64_t left = 0; left < tokens; left += 2 * half) {
         const std::int64_t right = left + half;
         const Chunk first = LoadChunk(At(side.sums, left, chunk));
         const Chunk second = LoadChunk(At(side.sums, right, chunk));
@@ -164,21 +190,7 @@ HWY_INLINE void MakeFeatureDecays(std::int64_t tokens, std::int64_t features, co
         StoreChunk(Add(first, second), At(side.sums, left, chunk));
       }
     }
-  };
-  for (std::int64_t begin = 0; begin < kBlockTokens; begin += kGroupTokens) {
-    const std::int64_t end = std::min(tokens, begin + kGroupTokens);
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-      for (std::int64_t i = begin; i < begin + kGroupTokens; ++i) {
-        StoreChunk(ExpOf(LoadChunk(At(side.sums, i, chunk))), At(side.from_start, i, chunk));
-        StoreChunk(Fill<2>(1.0f), At(side.to_end, i, chunk));
-      }
-    }
-    for (std::int64_t half = 1; half < kGroupTokens && begin < tokens; half *= 2) {
-      // A last node of one half joins it with nothing.
-      level({half, begin, end});
-    }
   }
-  for (std::int64_t half = kGroupTokens; half < tokens; half *= 2) level({half, 0, tokens});
 }
 
 // Weights of a state's update from the logarithms of n decays, padded to whole chunks:

@@ -55,31 +55,33 @@ void Start(const Problem& problem, Head head, const Workspace& work) {
   }
 }
 
-// Decays along one side, after which row 0 of the sums is `log`; f as in MakeFeatureDecays.
-template <typename T, class F>
+// Decays along one side, after which row 0 of the sums is `log`; group and level as in
+// MakeFeatureDecays.
+template <typename T, class... F>
 HWY_INLINE void LoadFeatureDecays(const Input& tensor, bool is_float, Head head, Range block,
                                   std::int64_t features, const SideDecay& side, float* log,
-                                  const F& f) {
+                                  const F&... group_and_level) {
   LoadFeatureLogs<T>(tensor, is_float, head, block, features, side.sums);
-  MakeFeatureDecays(block.size(), features, side, f);
+  MakeFeatureDecays(block.size(), features, side, group_and_level...);
   for (std::int64_t chunk = 0; chunk < ChunksOf(features); ++chunk) {
     StoreChunk(LoadChunk(At(side.sums, 0, chunk)), ChunkOf(log, chunk));
   }
 }
-template <typename T, class F>
+template <typename T, class... F>
 HWY_INLINE void LoadKeyDecays(const Problem& problem, Head head, Range block, const Workspace& work,
-                              const F& f) {
+                              const F&... group_and_level) {
   LoadFeatureDecays<T>(problem.log_decay, problem.float_decay, head, block, problem.D, work.key,
-                       work.log.key, f);
+                       work.log.key, group_and_level...);
 }
-template <typename T, class F>
+template <typename T, class... F>
 HWY_INLINE void LoadValueDecays(const Problem& problem, Head head, Range block,
-                                const Workspace& work, const F& f) {
+                                const Workspace& work, const F&... group_and_level) {
   LoadFeatureDecays<T>(problem.log_decay_v, problem.float_decay_v, head, block, problem.E,
-                       work.value, work.log.value, f);
+                       work.value, work.log.value, group_and_level...);
 }
-// For f where only the decays themselves are wanted.
+// For group and level where only the decays themselves are wanted.
 struct Nothing {
+  HWY_INLINE void operator()(const Range&) const {}
   HWY_INLINE void operator()(const Level&) const {}
 };
 
@@ -89,11 +91,15 @@ void MakeScores(const Problem& problem, Head head, Range block, const Workspace&
                 Prefetcher& prefetcher) {
   const std::int64_t tokens = block.size(), D = problem.D;
   if (problem.decay == Decay::kFeature) {
-    LoadKeyDecays<T>(problem, head, block, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
-      WeightLevel(work.q, work.k, work.key, D, nodes, work.weighted);
-      ScoreLevel(work.weighted, ChunksOf(D), nodes, work.scores);
-    });
-    ScoreDiagonal(work.q, work.k, tokens, D, work.scores);
+    LoadKeyDecays<T>(
+        problem, head, block, work,
+        [&](Range group) ATTNOPS_INLINE_LAMBDA {
+          ScoreGroup(work.q, work.k, work.key.from_start, ChunksOf(D), group, work.scores);
+        },
+        [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+          WeightLevel(work.q, work.k, work.key, D, nodes, work.weighted);
+          ScoreLevel(work.weighted, ChunksOf(D), nodes, work.scores);
+        });
     return;
   }
   LoadTokenDecays<T>(problem, head, block, work, problem.decay == Decay::kToken);
@@ -130,14 +136,15 @@ template <typename T>
 void DecayedOutput(const Problem& problem, Head head, Range block, const Workspace& work,
                    const Panels& state, Prefetcher& prefetcher) {
   const std::int64_t tokens = block.size(), E = problem.E;
-  for (std::int64_t chunk = 0; chunk < ChunksOf(E); ++chunk) {
-    std::fill_n(At(work.out, 0, chunk), tokens * static_cast<std::int64_t>(ChunkSize()), 0.0f);
-  }
-  LoadValueDecays<T>(problem, head, block, work, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
-    WeightLevel(work.v, work.v, work.value, E, nodes, work.weighted);
-    MixLevel(work.scores, work.weighted, work.value, ChunksOf(E), nodes, work.out, prefetcher);
-  });
-  MixDiagonal(work.scores, work.v, tokens, E, work.out);
+  LoadValueDecays<T>(
+      problem, head, block, work,
+      [&](Range group) ATTNOPS_INLINE_LAMBDA {
+        MixGroup(work.scores, work.v, work.value.from_start, ChunksOf(E), group, work.out);
+      },
+      [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+        WeightLevel(work.v, work.v, work.value, E, nodes, work.weighted);
+        MixLevel(work.scores, work.weighted, work.value, ChunksOf(E), nodes, work.out, prefetcher);
+      });
   Multiply<Left::kStraight>(QueriesFromStart(problem, work), state, tokens, Padded(problem.D),
                             ChunksOf(E),
                             StoreWeighted{work.value.from_start, work.out, true, prefetcher});
@@ -186,11 +193,11 @@ void Forward(const Problem& problem, Head head, Range block, const Workspace& wo
     }
   } else {
     if (problem.decay == Decay::kFeature) {
-      LoadKeyDecays<T>(problem, head, block, work, Nothing());
+      LoadKeyDecays<T>(problem, head, block, work, Nothing(), Nothing());
     } else {
       LoadTokenDecays<T>(problem, head, block, work, false);
     }
-    if (problem.OnValues()) LoadValueDecays<T>(problem, head, block, work, Nothing());
+    if (problem.OnValues()) LoadValueDecays<T>(problem, head, block, work, Nothing(), Nothing());
   }
   DecayKeys(problem, work.k, work.key.to_end, work.to_end, tokens, work.k_end);
   if (problem.OnValues()) MultiplyMatrix(work.v, work.value.to_end, tokens, E, work.v);
