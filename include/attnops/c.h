@@ -298,6 +298,7 @@ typedef struct {
   const int64_t* cu_seqlens;         /* (num_seqlens) */
   int64_t num_seqlens;               /* sequences + 1; 0: each batch is a sequence */
   const attnops_tensor* kept_states; /* of the forward: what it keeps for the backward */
+  int32_t precision;                 /* attnops_precision */
 } attnops_linear_attention_options;
 
 typedef struct {

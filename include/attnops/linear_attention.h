@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "attnops/precision.h"
 #include "attnops/view.h"
 
 #pragma GCC visibility push(default)
@@ -28,6 +29,7 @@ struct LinearAttentionOptions {
   // (LinearAttentionKeptStates(B, N),H,D,E), float32: states that the forward keeps for the
   // backward, which computes them anew if they are not given. What is left over is not written.
   std::optional<TensorView> kept_states;
+  std::optional<Precision> precision = {};  // GetPrecision() if not given
 };
 
 // How many states of each head the forward may keep: those at every 1024th token of a sequence, for

@@ -53,6 +53,7 @@ LinearAttentionOptions Convert(const Arguments& a, const attnops_linear_attentio
     converted.cu_seqlens.assign(first, first + options.num_seqlens);
   }
   converted.kept_states = a.OptionalOutput("kept_states", options.kept_states);
+  converted.precision = a.OptionalPrecision(options.precision);
   return converted;
 }
 

@@ -1,4 +1,4 @@
-// Products of bfloat16 operands in pairs along the summed axis: making pairs, and multiplying them.
+// Operands of bfloat16 products: pairs along the summed axis.
 
 #if defined(ATTNOPS_SRC_GEMM_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_GEMM_PAIRS_INL_H_
@@ -13,10 +13,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "src/core/tensor.h"
-#include "src/gemm/dot_tile.h"
-#include "src/gemm/multiply-inl.h"
 #include "src/gemm/panels-inl.h"
 #include "src/gemm/panels.h"
 #include "src/simd/capabilities-inl.h"
@@ -26,6 +25,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace attnops {
 namespace HWY_NAMESPACE {
+
+// Whether kernels of a type have bfloat16 products at all.
+template <typename T>
+constexpr bool kHasPairs = std::is_same_v<T, BFloat16>&& ATTNOPS_ONE_LANE == 0;
 
 #if !ATTNOPS_ONE_LANE
 
@@ -60,6 +63,26 @@ HWY_INLINE VU LoadPackedN(const BFloat16* from, std::size_t n) {
 // A chunk of float32 rounded to bfloat16, two in each lane, in natural order.
 HWY_INLINE VU RoundToPacked(const Chunk& chunk) {
   return hn::BitCast(DU(), ToStored<Payload::kAny>(chunk, static_cast<BFloat16*>(nullptr)).v[0]);
+}
+
+// Two rows of float32, rounded, as a chunk of pairs in the order that they have.
+HWY_INLINE Pack<2, VU> RoundToPairs(const Chunk& first, const Chunk& second) {
+  const DU d;
+  Pack<2, VU> pairs;
+  for (int v = 0; v < 2; ++v) {
+    pairs.v[v] =
+        hn::Or(hn::ShiftRight<16>(RoundToBFloat16<Payload::kAny>(first.v[v])),
+               hn::And(RoundToBFloat16<Payload::kAny>(second.v[v]), hn::Set(d, 0xffff0000u)));
+  }
+  return pairs;
+}
+
+// A chunk of float32 rounded to bfloat16.
+HWY_INLINE Chunk RoundChunk(const Chunk& chunk) {
+  const VU mask = hn::Set(DU(), 0xffff0000u);
+  return MakePack<2>([&](int i) ATTNOPS_INLINE_LAMBDA {
+    return hn::BitCast(DF(), hn::And(RoundToBFloat16<Payload::kAny>(chunk.v[i]), mask));
+  });
 }
 
 // Rows of a tensor as pairs of tokens; without a second one its element is 0.
@@ -111,7 +134,6 @@ inline void RoundRows(const Panels& from, std::int64_t count, std::int64_t chunk
 // A complete float32 matrix, whose rows are in bfloat16's storage order, rounded to pairs of rows
 // that are neighbours in natural order.
 inline void PairRows(const Panels& from, std::int64_t rows, std::int64_t chunks, const Panels& to) {
-  const DU d;
   const auto size = static_cast<std::int64_t>(ChunkSize());
   const std::int64_t half = size / 2;
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -119,15 +141,32 @@ inline void PairRows(const Panels& from, std::int64_t rows, std::int64_t chunks,
     float* at = to.data + chunk * to.panel;
     for (std::int64_t block = 0; block < rows; block += size) {
       for (std::int64_t i = 0; i < half; ++i, at += size) {
-        const Chunk first = LoadChunk(panel + (block + i) * size);
-        const Chunk second = LoadChunk(panel + (block + half + i) * size);
-        Pack<2, VU> pairs;
-        for (int v = 0; v < 2; ++v) {
-          pairs.v[v] =
-              hn::Or(hn::ShiftRight<16>(RoundToBFloat16<Payload::kAny>(first.v[v])),
-                     hn::And(RoundToBFloat16<Payload::kAny>(second.v[v]), hn::Set(d, 0xffff0000u)));
-        }
-        StorePairs(pairs, at);
+        StorePairs(RoundToPairs(LoadChunk(panel + (block + i) * size),
+                                LoadChunk(panel + (block + half + i) * size)),
+                   at);
+      }
+    }
+  }
+}
+
+// The transpose of a float32 matrix of whole chunks, whose columns are in bfloat16's storage order,
+// rounded to pairs of columns that are neighbours in natural order. Not in place.
+inline void PairColumns(const Panels& from, std::int64_t rows, std::int64_t chunks,
+                        const Panels& to) {
+  const DF d;
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  for (std::int64_t first = 0; first < rows; first += kLanes) {
+    float* panel = to.data + first / size * to.panel + first % size;
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const float* at = from.data + chunk * from.panel + first * size;
+      Square pairs;
+      HWY_UNROLL(16)
+      for (int i = 0; i < kLanes; ++i) pairs.v[i] = RoundToPacked(LoadChunk(at + i * size));
+      pairs = TransposeSquare(pairs);
+      float* result = panel + chunk * kLanes * size;
+      HWY_UNROLL(16)
+      for (int i = 0; i < kLanes; ++i) {
+        hn::Store(hn::BitCast(d, pairs.v[i]), d, result + i * size);
       }
     }
   }
@@ -186,85 +225,26 @@ struct PairLeft {
   }
 };
 
-// The product of bfloat16 operands in pairs: a (rows, 2·depth) with b (2·depth, chunks·chunk) in
-// pairs of rows. Epilogues as for Multiply; the sums come to them by way of L1.
-template <Left kLeft, class Epilogue>
-HWY_NOINLINE void MultiplyPairs(DotTile dot, const PairLeft& a, const Panels& b, std::int64_t rows,
-                                std::int64_t depth, std::int64_t chunks, const Epilogue& epilogue) {
-  static_assert(kTileRows <= DotTileArguments::kMaxRows);
-  static_assert(kTileChunks <= DotTileArguments::kMaxChunks);
-  alignas(64) float sums[kTileRows * kTileChunks * kMaxChunk];
-  const auto size = static_cast<std::ptrdiff_t>(ChunkSize());
-  DotTileArguments tile{};
-  tile.left_row = a.row;
-  tile.left_step = a.step;
-  tile.right_panel = b.panel;
-  tile.depth = depth;
-  tile.sums = sums;
-  tile.sums_chunk = size;
-  tile.prefetcher = &epilogue.prefetcher;
-  for (std::int64_t chunk = 0; chunk < chunks; chunk += kTileChunks) {
-    const std::int64_t together = std::min<std::int64_t>(kTileChunks, chunks - chunk);
-    tile.right = b.data + chunk * b.panel;
-    tile.chunks = static_cast<int>(together);
-    tile.sums_row = together * size;
-    const auto multiply = [&]<int kRows>(std::int64_t first,
-                                         std::int64_t end) ATTNOPS_INLINE_LAMBDA {
-      const std::int64_t count = std::min<std::int64_t>(kRows, end - first);
-      tile.left = a.At(first);
-      tile.rows = static_cast<int>(count);
-      dot(tile);
-      FinishEdge(sums, {first, count, chunk, together}, epilogue);
-    };
-    ForEachTile<kLeft>(rows, multiply, multiply);
-  }
-}
+// A left operand, and how many pairs of its columns are summed.
+struct LeftPairs {
+  PairLeft left;
+  std::int64_t depth;
+};
 
-// The same with the epilogues of MultiplyToTiles.
-template <class Epilogue>
-HWY_NOINLINE void MultiplyPairsToTiles(DotTile dot, const PairLeft& a, const Panels& b,
-                                       std::int64_t rows, std::int64_t depth, int parts,
-                                       std::int64_t part_chunks, const Epilogue& epilogue) {
-  alignas(64) float sums[2 * kTileRows * kMaxChunk];
-  const auto size = static_cast<std::ptrdiff_t>(ChunkSize());
-  DotTileArguments tile{};
-  tile.left_row = a.row;
-  tile.left_step = a.step;
-  tile.depth = depth;
-  tile.sums = sums;
-  tile.sums_row = size;
-  tile.prefetcher = &epilogue.prefetcher;
-  const auto multiply_chunks = [&](std::int64_t chunk, int chunks) ATTNOPS_INLINE_LAMBDA {
-    tile.right = b.data + chunk * b.panel;
-    tile.right_panel = (parts == 2 ? part_chunks : 1) * b.panel;
-    const auto multiply = [&]<int kRows>(std::int64_t first,
-                                         std::int64_t end) ATTNOPS_INLINE_LAMBDA {
-      const std::int64_t count = std::min<std::int64_t>(kRows, end - first);
-      tile.left = a.At(first);
-      tile.rows = static_cast<int>(count);
-      tile.sums_chunk = count * size;
-      // A target whose tiles have one chunk takes the second one in a tile of its own.
-      for (int i = 0; i < chunks; i += kTileChunks) {
-        DotTileArguments part = tile;
-        part.chunks = std::min(kTileChunks, chunks - i);
-        part.right += i * tile.right_panel;
-        part.sums += i * tile.sums_chunk;
-        dot(part);
-      }
-      float* second = chunks == 2 ? sums + count * size : nullptr;
-      epilogue.Tile(first, count, chunk, ChunkRows{{sums, second}});
-      if (chunks == 2 && parts == 1) {
-        epilogue.Tile(first, count, chunk + 1, ChunkRows{{second, nullptr}});
-      }
-    };
-    ForEachTile<Left::kStraight>(rows, multiply, multiply);
-  };
-  const std::int64_t step = parts == 2 ? 1 : kTileChunks;
-  std::int64_t chunk = 0;
-  if (parts == 2 || kTileChunks == 2) {
-    for (; chunk + step <= part_chunks; chunk += step) multiply_chunks(chunk, 2);
+// Rows of a tensor as they are, if the last column is in a pair, else a copy in `padded`, whose
+// rows have room for whole chunks.
+inline LeftPairs LeftOfRows(const Rows<const BFloat16>& rows, std::int64_t count,
+                            std::int64_t columns, const Rows<BFloat16>& padded) {
+  const std::int64_t depth = DivideUp(columns, 2);
+  if (columns % 2 == 0) return {PairLeft::OfRows(rows), depth};
+  for (std::int64_t row = 0; row < count; ++row) {
+    ForEachChunk(columns,
+                 [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
+                   hn::StoreU(hn::BitCast(DU16(), LoadPackedN(rows[row] + column, n)), DU16(),
+                              reinterpret_cast<std::uint16_t*>(padded[row] + column));
+                 });
   }
-  for (; chunk < part_chunks; ++chunk) multiply_chunks(chunk, 1);
+  return {PairLeft::OfRows({padded.data, padded.stride}), depth};
 }
 
 #endif  // !ATTNOPS_ONE_LANE

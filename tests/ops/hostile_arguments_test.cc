@@ -104,6 +104,8 @@ TEST(HostileArguments, UnknownEnumerators) {
     ExpectErrorNaming("flao", "precision", [&] {
       FlaoBackward(x, x, x, x, x, out, out, out, out, {.precision = precision});
     });
+    ExpectErrorNaming("linear_attention", "precision",
+                      [&] { LinearAttention(x, x, x, out, {.precision = precision}); });
     ExpectErrorNaming("flao_fal", "precision",
                       [&] { FlaoFal(x, x, x, x, out, {}, {.precision = precision}); });
     ExpectErrorNaming("flao_fal", "precision", [&] {

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "tests/support/compare.h"
+#include "tests/support/precisions.h"
 #include "tests/support/random.h"
 #include "tests/support/tolerances.h"
 
@@ -116,6 +117,7 @@ LinearAttentionOptions LinearAttentionCase::Options() {
   if (spec_.on_values) options.log_decay_v = log_decay_v.view();
   options.scale = spec_.scale;
   options.cu_seqlens = spec_.cu_seqlens;
+  options.precision = precision;
   if (spec_.states) options.initial_state = initial_state.view();
   return options;
 }
@@ -168,8 +170,10 @@ reference::LinearAttention::Inputs LinearAttentionCase::ReferenceInputs() const 
           log_decay.Values(), log_decay_v.Values(), initial_state.Values()};
 }
 
-// Sums over tokens and features one through the other, and the products of decays.
-double LinearAttentionCase::Arithmetic(std::int64_t features) const {
+// Sums over tokens and features one through the other, the products of decays and, in `medium`, how
+// often a term is rounded as an operand beside a decayed q or k.
+double LinearAttentionCase::Arithmetic(std::int64_t features, int rounded) const {
+  const bool has_decay = spec_.decay != DecayKind::kNone;
   double most = 0;
   for (const GuardedTensor* tensor : {&log_decay, &log_decay_v}) {
     for (const double value : tensor->Values()) {
@@ -177,10 +181,26 @@ double LinearAttentionCase::Arithmetic(std::int64_t features) const {
     }
   }
   return SumError(spec_.n) + SumError(features) + 4 * kUnitFloat32 +
-         DecayError(most * static_cast<double>(spec_.n));
+         DecayError(most * static_cast<double>(spec_.n)) +
+         (HasBf16Products() ? OperandError(precision, rounded + (has_decay ? 1 : 0)) : 0);
 }
 
 void LinearAttentionCase::CheckForward() {
+  InEveryPrecision(spec_.dtype, [&](Precision each) {
+    precision = each;
+    CheckForwardNow();
+  });
+  precision = Precision::kHighest;
+}
+void LinearAttentionCase::CheckBackward() {
+  InEveryPrecision(spec_.dtype, [&](Precision each) {
+    precision = each;
+    CheckBackwardNow();
+  });
+  precision = Precision::kHighest;
+}
+
+void LinearAttentionCase::CheckForwardNow() {
   SCOPED_TRACE("forward, " + spec_.Describe());
   const auto before = InputMemory();
   Forward();
@@ -188,15 +208,22 @@ void LinearAttentionCase::CheckForward() {
   EXPECT_TRUE(before == InputMemory()) << "an input has changed";
 }
 
-void LinearAttentionCase::CompareForward() {
+reference::LinearAttention::Inputs LinearAttentionCase::Magnitudes() const {
   auto inputs = ReferenceInputs();
-  const auto want = Reference().Run(inputs);
   for (Values* values : {&inputs.q, &inputs.k, &inputs.v, &inputs.initial_state}) {
     *values = Abs(*values);
   }
-  const auto scale = Reference().Run(inputs);
-  CheckResult("out", out, want.out, scale.out, Arithmetic(spec_.d));
-  if (spec_.states) CheckResult("state", state, want.state, scale.state, Arithmetic(1));
+  return inputs;
+}
+
+void LinearAttentionCase::CompareForward() {
+  if (!forward_) {
+    forward_ = {Reference().Run(ReferenceInputs()), Reference().Run(Magnitudes())};
+  }
+  const auto& [want, scale] = *forward_;
+  // The state or a score.
+  CheckResult("out", out, want.out, scale.out, Arithmetic(spec_.d, 1));
+  if (spec_.states) CheckResult("state", state, want.state, scale.state, Arithmetic(1, 0));
 }
 
 // The gradient of a decay is a running sum of q ⊙ dq − k ⊙ dk (or of do ⊙ o − v ⊙ dv): its error is
@@ -239,23 +266,24 @@ std::vector<double> LinearAttentionCase::DecayScale(
   return result;
 }
 
-void LinearAttentionCase::CheckBackward() {
+void LinearAttentionCase::CheckBackwardNow() {
   SCOPED_TRACE("backward, " + spec_.Describe());
   const auto before = InputMemory();
   Backward();
-  auto inputs = ReferenceInputs();
-  const Values ds = d_out.Values(), dstate = d_state.Values();
-  const auto want = Reference().RunBackward(inputs, ds, dstate);
-  for (Values* values : {&inputs.q, &inputs.k, &inputs.v, &inputs.initial_state}) {
-    *values = Abs(*values);
+  const auto inputs = Magnitudes();
+  if (!backward_) {
+    const Values ds = d_out.Values(), dstate = d_state.Values();
+    backward_ = {Reference().RunBackward(ReferenceInputs(), ds, dstate),
+                 Reference().RunBackward(inputs, Abs(ds), Abs(dstate))};
   }
-  const auto scale = Reference().RunBackward(inputs, Abs(ds), Abs(dstate));
+  const auto& [want, scale] = *backward_;
   const std::int64_t group = spec_.heads / std::max<std::int64_t>(spec_.key_heads, 1);
-  const double of_e = Arithmetic(spec_.e * group);
+  // The state, its gradient or a score.
+  const double of_e = Arithmetic(spec_.e * group, 1);
   CheckResult("dq", dq, want.dq, scale.dq, of_e);
   CheckResult("dk", dk, want.dk, scale.dk, of_e);
-  CheckResult("dv", dv, want.dv, scale.dv, Arithmetic(spec_.d));
-  const double of_both = Arithmetic(spec_.d * spec_.e);
+  CheckResult("dv", dv, want.dv, scale.dv, Arithmetic(spec_.d, 1));
+  const double of_both = Arithmetic(spec_.d * spec_.e, 1);
   if (spec_.decay != DecayKind::kNone) {
     CheckResult("d_log_decay", d_log_decay, want.d_log_decay, DecayScale(scale, inputs, false),
                 of_both);
@@ -266,19 +294,23 @@ void LinearAttentionCase::CheckBackward() {
   }
   if (spec_.states) {
     CheckResult("d_initial_state", d_initial_state, want.d_initial_state, scale.d_initial_state,
-                Arithmetic(1));
+                Arithmetic(1, 0));
   }
   EXPECT_TRUE(before == InputMemory()) << "an input has changed";
 }
 
 std::vector<std::vector<std::uint32_t>> LinearAttentionCase::Bits() {
-  Forward();
-  Backward();
   std::vector<std::vector<std::uint32_t>> bits;
-  for (const GuardedTensor* tensor :
-       {&out, &state, &dq, &dk, &dv, &d_log_decay, &d_log_decay_v, &d_initial_state}) {
-    bits.push_back(tensor->Bits());
-  }
+  InEveryPrecision(spec_.dtype, [&](Precision each) {
+    precision = each;
+    Forward();
+    Backward();
+    for (const GuardedTensor* tensor :
+         {&out, &state, &dq, &dk, &dv, &d_log_decay, &d_log_decay_v, &d_initial_state}) {
+      bits.push_back(tensor->Bits());
+    }
+  });
+  precision = Precision::kHighest;
   return bits;
 }
 

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attnops/linear_attention.h"
+#include "attnops/precision.h"
 #include "tests/reference/linear_attention.h"
 #include "tests/support/guarded_tensor.h"
 
@@ -41,14 +43,15 @@ class LinearAttentionCase {
   GuardedTensor q, k, v, d_out, log_decay, log_decay_v, initial_state, d_state;
   GuardedTensor out, state, kept_states;
   GuardedTensor dq, dk, dv, d_log_decay, d_log_decay_v, d_initial_state;
+  Precision precision = Precision::kHighest;  // of Forward and Backward
 
   const LinearAttentionSpec& spec() const { return spec_; }
 
   // Run the library; its outputs start as NaN.
   void Forward();
   void Backward();
-  // Run and compare: everything written and nothing beside it, within the bounds, and the inputs
-  // as they were.
+  // Run in every precision and compare: everything written and nothing beside it, within the
+  // bounds, and the inputs as they were.
   void CheckForward();
   void CompareForward();  // without running
   void CheckBackward();
@@ -57,7 +60,7 @@ class LinearAttentionCase {
     CheckBackward();
   }
 
-  // The bits of all results of both passes.
+  // The bits of all results of both passes, in every precision.
   std::vector<std::vector<std::uint32_t>> Bits();
 
   reference::LinearAttention Reference() const;
@@ -66,12 +69,24 @@ class LinearAttentionCase {
  private:
   using Values = std::vector<double>;
   LinearAttentionOptions Options();
+  void CheckForwardNow();
+  void CheckBackwardNow();
   std::vector<std::vector<std::uint8_t>> InputMemory() const;
-  double Arithmetic(std::int64_t features) const;
+  // Decays of single features are multiplied in float32 always.
+  bool HasBf16Products() const { return spec_.decay != DecayKind::kFeature && !spec_.on_values; }
+  double Arithmetic(std::int64_t features, int rounded) const;
   Values DecayScale(const reference::LinearAttention::Backward& scale,
                     const reference::LinearAttention::Inputs& inputs, bool of_values) const;
 
+  // The inputs with all terms positive.
+  reference::LinearAttention::Inputs Magnitudes() const;
+
   LinearAttentionSpec spec_;
+  // What the reference gives, and the same with all terms positive.
+  template <typename Results>
+  using Expected = std::optional<std::pair<Results, Results>>;
+  Expected<reference::LinearAttention::Forward> forward_;
+  Expected<reference::LinearAttention::Backward> backward_;
 };
 
 }  // namespace attnops::testing

@@ -9,6 +9,7 @@
 
 #include "tests/ops/case.h"
 #include "tests/ops/linear_attention_case.h"
+#include "tests/support/precisions.h"
 #include "tests/support/targets.h"
 
 namespace attnops::testing {
@@ -38,8 +39,48 @@ void ExpectClean(const GuardedTensor& tensor, const std::vector<double>& clean, 
   }
 }
 
+constexpr std::int64_t kTokens = 75;
+
+void CheckCausality(LinearAttentionCase& c) {
+  InEveryPrecision(c.spec().dtype, [&](Precision precision) {
+    c.precision = precision;
+    OnEveryTarget([&] {
+      c.Forward();
+      c.Backward();
+      const auto out = c.out.Values(), dq = c.dq.Values(), dk = c.dk.Values(), dv = c.dv.Values();
+      for (const std::int64_t token : {0, 1, 6, 31, 62, 63, 64, 70}) {
+        for (const double value : {kInf, kNaN}) {
+          for (GuardedTensor* tensor : {&c.k, &c.v}) {
+            const std::vector<double> before = tensor->Values();
+            Spoil(*tensor, token, kTokens, value);
+            c.Forward();
+            c.Backward();
+            ExpectClean(c.out, out, 0, token, kTokens, "out");
+            ExpectClean(c.dq, dq, 0, token, kTokens, "dq");
+            EXPECT_FALSE(
+                std::isfinite(c.out.Values()[static_cast<std::size_t>(token * c.spec().e)]));
+            // dk and dv depend on later q and d_out alone.
+            if (tensor == &c.k) ExpectClean(c.dk, dk, 0, kTokens, kTokens, "dk");
+            if (tensor == &c.v) ExpectClean(c.dv, dv, 0, kTokens, kTokens, "dv");
+            tensor->Fill(before);
+          }
+          for (GuardedTensor* tensor : {&c.q, &c.d_out}) {
+            const std::vector<double> before = tensor->Values();
+            Spoil(*tensor, token, kTokens, value);
+            c.Backward();
+            ExpectClean(c.dk, dk, token + 1, kTokens, kTokens, "dk");
+            ExpectClean(c.dv, dv, token + 1, kTokens, kTokens, "dv");
+            EXPECT_FALSE(
+                std::isfinite(c.dk.Values()[static_cast<std::size_t>(token * c.spec().d)]));
+            tensor->Fill(before);
+          }
+        }
+      }
+    });
+  });
+}
+
 TEST(LinearAttentionCausality, NotFiniteValuesReachNoTokenBefore) {
-  constexpr std::int64_t kTokens = 75;
   int type = 0;
   for (const DecayKind decay : kAllDecays) {
     for (const bool on_values : {false, true}) {
@@ -51,38 +92,22 @@ TEST(LinearAttentionCausality, NotFiniteValuesReachNoTokenBefore) {
                              .e = 37,
                              .decay = decay,
                              .on_values = on_values});
-      OnEveryTarget([&] {
-        c.Forward();
-        c.Backward();
-        const auto out = c.out.Values(), dq = c.dq.Values(), dk = c.dk.Values(), dv = c.dv.Values();
-        for (const std::int64_t token : {0, 1, 6, 31, 62, 63, 64, 70}) {
-          for (const double value : {kInf, kNaN}) {
-            for (GuardedTensor* tensor : {&c.k, &c.v}) {
-              const std::vector<double> before = tensor->Values();
-              Spoil(*tensor, token, kTokens, value);
-              c.Forward();
-              c.Backward();
-              ExpectClean(c.out, out, 0, token, kTokens, "out");
-              ExpectClean(c.dq, dq, 0, token, kTokens, "dq");
-              EXPECT_FALSE(std::isfinite(c.out.Values()[static_cast<std::size_t>(token) * 37]));
-              // dk and dv depend on later q and d_out alone.
-              if (tensor == &c.k) ExpectClean(c.dk, dk, 0, kTokens, kTokens, "dk");
-              if (tensor == &c.v) ExpectClean(c.dv, dv, 0, kTokens, kTokens, "dv");
-              tensor->Fill(before);
-            }
-            for (GuardedTensor* tensor : {&c.q, &c.d_out}) {
-              const std::vector<double> before = tensor->Values();
-              Spoil(*tensor, token, kTokens, value);
-              c.Backward();
-              ExpectClean(c.dk, dk, token + 1, kTokens, kTokens, "dk");
-              ExpectClean(c.dv, dv, token + 1, kTokens, kTokens, "dv");
-              EXPECT_FALSE(std::isfinite(c.dk.Values()[static_cast<std::size_t>(token) * 20]));
-              tensor->Fill(before);
-            }
-          }
-        }
-      });
+      CheckCausality(c);
     }
+  }
+}
+
+// With bfloat16 products, and an odd number of features of keys.
+TEST(LinearAttentionCausality, InEveryPrecision) {
+  for (const DecayKind decay : {DecayKind::kNone, DecayKind::kConstant, DecayKind::kToken}) {
+    LinearAttentionCase c({.dtype = DType::kBFloat16,
+                           .n = kTokens,
+                           .key_heads = 1,
+                           .heads = 1,
+                           .d = 21,
+                           .e = 37,
+                           .decay = decay});
+    CheckCausality(c);
   }
 }
 

@@ -33,27 +33,40 @@ void CheckWith(LinearAttentionSpec spec, const Values& cycle) {
   }
 }
 
+constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
+
 TEST(LinearAttentionDecay, OneValue) {
-  for (const double value : {0.0, -1e-6, -1.0, -50.0, -1e30, -kInf, 0.02}) {
-    CheckWith({.n = 130, .key_heads = 1, .heads = 2, .d = 6, .e = 5}, {value});
+  for (const DType dtype : kTypes) {
+    for (const double value : {0.0, -1e-6, -1.0, -50.0, -1e30, -kInf, 0.02}) {
+      CheckWith({.dtype = dtype, .n = 130, .key_heads = 1, .heads = 2, .d = 6, .e = 5}, {value});
+    }
   }
 }
 
 TEST(LinearAttentionDecay, Mixed) {
-  const LinearAttentionSpec spec{.n = 140, .key_heads = 1, .heads = 1, .d = 6, .e = 5};
-  CheckWith(spec, {0.0, -1e-6, -50.0, -0.3, -kInf, -1e-3, -2.0});
-  // Growth that decay makes up for.
-  CheckWith(spec, {3.0, -4.0, 0.5, -0.25, 2.0, -3.0, -0.1});
-  CheckWith(spec, {-50.0, 30.0, -1e-6, -1e-6, 10.0, -5.0, -1.0});
+  for (const DType dtype : kTypes) {
+    const LinearAttentionSpec spec{
+        .dtype = dtype, .n = 140, .key_heads = 1, .heads = 1, .d = 6, .e = 5};
+    CheckWith(spec, {0.0, -1e-6, -50.0, -0.3, -kInf, -1e-3, -2.0});
+    // Growth that decay makes up for.
+    CheckWith(spec, {3.0, -4.0, 0.5, -0.25, 2.0, -3.0, -0.1});
+    CheckWith(spec, {-50.0, 30.0, -1e-6, -1e-6, 10.0, -5.0, -1.0});
+  }
 }
 
 // Blocks are cut where a decay grows: a product of 64 of these is beyond float32, and the result
 // is not, since the first keys are small.
 TEST(LinearAttentionDecay, GrowthBeyondFloat32) {
   for (const DecayKind decay : {DecayKind::kConstant, DecayKind::kToken, DecayKind::kFeature}) {
-    for (const std::int64_t n : {60, 1100}) {
-      LinearAttentionCase c(
-          {.n = n, .key_heads = 1, .heads = 1, .d = 3, .e = 4, .decay = decay, .states = false});
+    for (const std::int64_t n : {60, 61, 1100}) {
+      LinearAttentionCase c({.dtype = n % 2 == 0 ? DType::kFloat32 : DType::kBFloat16,
+                             .n = n,
+                             .key_heads = 1,
+                             .heads = 1,
+                             .d = 3,
+                             .e = 4,
+                             .decay = decay,
+                             .states = false});
       const double log = 120.0 / static_cast<double>(n);
       c.log_decay.Fill(Values(c.log_decay.size(), log));
       Values k = c.k.Values(), d_out = c.d_out.Values();

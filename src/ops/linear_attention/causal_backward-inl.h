@@ -269,8 +269,18 @@ void Backward(const Problem& problem, Head head, const BackwardBlock& block,
       StoreRows<T>(work.dk, problem.dk, false, head, head.key_head, range, D);
     }
   };
-  if (IsOfTokens(problem)) {
-    BackwardOfTokens<T>(problem, head, block, work, prefetcher);
+  if (problem.IsOfTokens()) {
+    const auto run = [&]() HWY_ATTR {
+#if !ATTNOPS_ONE_LANE
+      if constexpr (kHasPairs<T>) {
+        if (problem.dot != nullptr) {
+          return BackwardInPairs(problem, head, block, work, prefetcher);
+        }
+      }
+#endif
+      BackwardOfTokens<T>(problem, head, block, work, prefetcher);
+    };
+    run();
     if (block.dq_sums.data != nullptr) finish();
     return;
   }
@@ -306,6 +316,13 @@ void Backward(const Problem& problem, Head head, const BackwardBlock& block,
 template <typename T>
 void BackwardState(const Problem& problem, Head head, Range block, const Workspace& work,
                    const States& d_states, const LogDecay* total) {
+#if !ATTNOPS_ONE_LANE
+  if constexpr (kHasPairs<T>) {
+    if (problem.dot != nullptr) {
+      return BackwardStateInPairs(problem, head, block, work, d_states, total);
+    }
+  }
+#endif
   const std::int64_t tokens = block.size();
   Prefetcher prefetcher;
   const Rows<const T> q = RowsOf<T>(problem.q, head, head.key_head, block);

@@ -172,10 +172,10 @@ struct UpdateStates {
   }
 };
 
-// Advances states by xᵀ·y, which are (block, D) and (block, E), with the decay work.log.
-template <typename T>
-void UpdateBy(const Problem& problem, const Panels& x, const Panels& y, std::int64_t tokens,
-              const Workspace& work, const States& states, Prefetcher& prefetcher) {
+// Advances states with the decay work.log by the product that multiply(epilogue) computes.
+template <typename T, class Product>
+HWY_INLINE void UpdateWith(const Problem& problem, const Workspace& work, const States& states,
+                           Prefetcher& prefetcher, const Product& multiply) {
   const bool on_values = problem.OnValues();
   MakeUpdateWeights(work.log.key, problem.D, work.key_keep, work.key_rest);
   if (on_values) MakeUpdateWeights(work.log.value, problem.E, work.value_keep, work.value_rest);
@@ -185,10 +185,18 @@ void UpdateBy(const Problem& problem, const Panels& x, const Panels& y, std::int
                               on_values ? work.value_keep : nullptr,
                               on_values ? work.value_rest : nullptr,
                               prefetcher};
-  Multiply<Left::kTransposed>(x, y, Padded(problem.D), tokens, ChunksOf(problem.E), epilogue);
+  multiply(epilogue);
   for (const Panels& state : {states.run, states.local}) {
     if (state.data != nullptr) ZeroPadding<T>(problem.D, problem.E, state);
   }
+}
+// The same by xᵀ·y, which are (block, D) and (block, E).
+template <typename T>
+void UpdateBy(const Problem& problem, const Panels& x, const Panels& y, std::int64_t tokens,
+              const Workspace& work, const States& states, Prefetcher& prefetcher) {
+  UpdateWith<T>(problem, work, states, prefetcher, [&](const UpdateStates& epilogue) HWY_ATTR {
+    Multiply<Left::kTransposed>(x, y, Padded(problem.D), tokens, ChunksOf(problem.E), epilogue);
+  });
 }
 
 // The decays of a block from numbers of its tokens, and the mask if it is wanted.

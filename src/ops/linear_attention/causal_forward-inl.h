@@ -11,6 +11,7 @@
 
 #include "src/ops/linear_attention/causal_block-inl.h"
 #include "src/ops/linear_attention/causal_kernels.h"
+#include "src/ops/linear_attention/causal_pairs-inl.h"
 #include "src/ops/linear_attention/causal_token-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -163,7 +164,14 @@ void Forward(const Problem& problem, Head head, Range block, const Workspace& wo
     PrefetchRows<T>(problem.q, ahead, ahead.head.key_head, D, prefetcher);
     PrefetchRows<T>(problem.out, ahead, ahead.head.head, E, prefetcher);
   }
-  if (IsOfTokens(problem)) {
+  if (problem.IsOfTokens()) {
+#if !ATTNOPS_ONE_LANE
+    if constexpr (kHasPairs<T>) {
+      if (problem.dot != nullptr) {
+        return ForwardInPairs(problem, head, block, work, states, total, prefetcher);
+      }
+    }
+#endif
     return ForwardOfTokens<T>(problem, head, block, work, states, total, prefetcher);
   }
   prefetcher.Spread((outputs ? PausesOf(tokens, D, E) : 0) + PausesOf(D, tokens, E));

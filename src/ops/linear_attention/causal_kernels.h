@@ -7,6 +7,7 @@
 #include "attnops/types.h"
 #include "src/core/kernel_list.h"
 #include "src/core/tensor.h"
+#include "src/gemm/dot_tile.h"
 #include "src/gemm/panels.h"
 
 namespace attnops::causal {
@@ -32,8 +33,11 @@ struct Problem {
   Output d_log_decay, d_log_decay_v;
   bool float_decay = false, float_decay_v = false;
   bool wants_decay = false;  // whether the backward computes the gradient of a decay
+  DotTile dot = nullptr;     // of bfloat16 products; null if products are float32
 
   bool OnValues() const { return log_decay_v.data != nullptr; }
+  // Whether the features of a token share a decay, or nothing decays, and those of v have none.
+  bool IsOfTokens() const { return decay != Decay::kFeature && !OnValues(); }
 };
 
 // One head of one sequence: the first token of its sequence in a batch, and whose q and k it has.
@@ -68,6 +72,11 @@ struct Workspace {
   float *key_keep, *key_rest, *value_keep, *value_rest;
   float *from_start, *to_end;  // of a block's tokens and a tile, if the decay is not a feature's
   float *d_key, *d_value;      // of a block's features: gradients of the decays
+  // With bfloat16 products q, k, v, g and columns are pairs: of tokens, columns of features.
+  Panels state_pairs;         // a state, rounded: pairs of its rows, or of its columns transposed
+  Panels score_pairs;         // (block, block): scores as pairs of rows
+  Rows<BFloat16> score_rows;  // (block, block): scores as rows
+  Rows<BFloat16> rows16;      // (block, D or E), whole chunks: rows of an odd number of features
 };
 
 // The tokens that a worker goes on with, prefetched while it computes others. None if empty.

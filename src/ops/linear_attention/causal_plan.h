@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "src/core/numeric.h"
 #include "src/core/pass.h"
 #include "src/core/scratch.h"
 #include "src/core/scratch_plan.h"
+#include "src/core/target.h"
 #include "src/core/tasks.h"
+#include "src/gemm/dot_tile.h"
 #include "src/ops/linear_attention/causal_schedule.h"
 
 namespace attnops::causal {
@@ -71,8 +74,13 @@ class Plan {
       : call_(call),
         problem_(call.problem),
         pass_(pass),
-        kernels_(KernelsFor(call.dtype, ChosenTarget())),
+        target_(ChosenTarget()),
+        kernels_(KernelsFor(call.dtype, target_)),
         group_(call.key_heads == 0 ? 1 : call.heads / call.key_heads) {
+    // Products with an intermediate in two parts are no faster than float32.
+    if (call.precision == Precision::kMedium && problem_.IsOfTokens()) {
+      problem_.dot = FindDotTile(target_);
+    }
     unit_heads_ = pass == Pass::kForward ? 1 : group_;
     const auto D = static_cast<double>(problem_.D), E = static_cast<double>(problem_.E);
     double tokens = 0;
@@ -177,6 +185,11 @@ class Plan {
                              {&Workspace::state_columns, Padded(E), D}};
       list.insert(list.end(), std::begin(more), std::end(more));
     }
+    if (problem_.dot != nullptr) {
+      const std::int64_t most = std::max(D, E);
+      list.push_back({&Workspace::state_pairs, Padded(most) / 2, most});
+      list.push_back({&Workspace::score_pairs, C / 2, C});
+    }
     return list;
   }
   std::vector<SideMatrix> SideMatrices() const {
@@ -229,6 +242,14 @@ class Plan {
         Padded(problem_.D), Padded(problem_.E),
         [&](float* Workspace::*member, std::int64_t count) { work.*member = take(count); });
     work.log = {take(Padded(problem_.D)), take(Padded(problem_.E))};
+    if (problem_.dot == nullptr) return size;
+    // A chunk more than a row has, so that rows do not all begin in the same set of the cache.
+    for (const auto& [member, columns] :
+         {std::pair{&Workspace::score_rows, kBlockTokens},
+          std::pair{&Workspace::rows16, Padded(std::max(problem_.D, problem_.E))}}) {
+      const std::int64_t stride = columns + kernels_.chunk;
+      work.*member = {reinterpret_cast<BFloat16*>(take(kBlockTokens * stride / 2)), stride};
+    }
     return size;
   }
   void PlanWorkspaces(ScratchPlan& plan) {
@@ -249,6 +270,7 @@ class Plan {
   const Call& call_;
   Problem problem_;
   Pass pass_;
+  TargetIndex target_;
   Kernels kernels_;
   std::int64_t group_;  // heads of v for each of q and k
   std::int64_t unit_heads_ = 1, units_ = 0;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attnops/precision.h"
 #include "attnops/types.h"
 #include "src/ops/linear_attention/causal_kernels.h"
 
@@ -27,6 +28,7 @@ struct Sequence {
 
 struct Call {
   DType dtype = DType::kFloat32;
+  Precision precision = Precision::kHighest;  // kHighest, kHigh or kMedium
   Problem problem;
   std::int64_t heads = 0, key_heads = 0;
   std::vector<Sequence> sequences;

@@ -21,10 +21,6 @@ HWY_BEFORE_NAMESPACE();
 namespace attnops::causal {
 namespace HWY_NAMESPACE {
 
-HWY_INLINE bool IsOfTokens(const Problem& problem) {
-  return problem.decay != Decay::kFeature && !problem.OnValues();
-}
-
 // The lower triangle of x·y, times the decays between its tokens.
 HWY_INLINE void MakeTriangle(const Problem& problem, const Panels& x, const Panels& y,
                              std::int64_t tokens, std::int64_t features, const Workspace& work,
@@ -65,12 +61,13 @@ void ForwardOfTokens(const Problem& problem, Head head, Range block, const Works
 
 // Stores rows of a gradient in a tensor, or in a matrix if the tensor has no data. Adds ±x ⊙ the
 // gradient to `products`, a chunk for each row, if there are such.
-template <typename T>
+template <typename T, class Factor>
 struct StoreGradient {
   Rows<T> to;
   Panels matrix;
   std::int64_t columns;
-  Panels x, products;
+  Factor x;
+  Panels products;
   float sign;
   Prefetcher& prefetcher;
 
@@ -79,7 +76,7 @@ struct StoreGradient {
                              const Chunk& sums) const {
     if (products.data != nullptr) {
       float* at = At(products, row, 0);
-      const Chunk factor = Mul(LoadChunk(At(x, row, chunk)), Fill<2>(sign));
+      const Chunk factor = Mul(x(row, chunk, n), Fill<2>(sign));
       StoreChunk(MulAdd(factor, sums, LoadChunk(at)), at);
     }
     if (to.data != nullptr) {
@@ -161,13 +158,14 @@ void BackwardOfTokens(const Problem& problem, Head head, const BackwardBlock& bl
     ZeroRows(tokens, 1, products);
   }
   const auto store = [&](const Output& to, const Panels& matrix, const Panels& x, float sign) {
-    return StoreGradient<T>{direct ? RowsOf<T>(to, head, head.key_head, range) : Rows<T>{},
-                            matrix,
-                            D,
-                            x,
-                            products,
-                            sign,
-                            prefetcher};
+    return StoreGradient<T, PanelsFactor>{
+        direct ? RowsOf<T>(to, head, head.key_head, range) : Rows<T>{},
+        matrix,
+        D,
+        {x},
+        products,
+        sign,
+        prefetcher};
   };
   TransposePanels(block.state, Padded(D), Padded(E), work.state_columns);
   MultiplySum(tokens, ChunksOf(D), store(problem.dq, work.dq, work.q, 1.0f),
@@ -177,11 +175,11 @@ void BackwardOfTokens(const Problem& problem, Head head, const BackwardBlock& bl
   MultiplySum(tokens, ChunksOf(D), store(problem.dk, work.dk, work.k, -1.0f),
               Term<Left::kStraight>{work.v, work.state_columns, Padded(E)}, ScaleRows{to_end},
               Term<Left::kTransposed, Triangle::kUpper>{work.d_scores, work.q, tokens});
-  MultiplySum(tokens, ChunksOf(E),
-              StoreGradient<T>{
-                  RowsOf<T>(problem.dv, head, head.head, range), {}, E, {}, {}, 1.0f, prefetcher},
-              Term<Left::kStraight>{work.k, d_state, Padded(D)}, ScaleRows{to_end},
-              Term<Left::kTransposed, Triangle::kUpper>{work.scores, work.g, tokens});
+  MultiplySum(
+      tokens, ChunksOf(E),
+      StoreInRows<T, Payload::kAny>{RowsOf<T>(problem.dv, head, head.head, range), E, prefetcher},
+      Term<Left::kStraight>{work.k, d_state, Padded(D)}, ScaleRows{to_end},
+      Term<Left::kTransposed, Triangle::kUpper>{work.scores, work.g, tokens});
   if (products.data != nullptr) {
     TokenDecayGradients<T>(problem, head, block, products,
                            DotStates(problem, block.next_state, d_state));

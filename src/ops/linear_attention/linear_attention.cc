@@ -9,6 +9,7 @@
 #include "src/core/checks.h"
 #include "src/core/dtype_switch.h"
 #include "src/core/numeric.h"
+#include "src/core/precision.h"
 #include "src/ops/linear_attention/causal_schedule.h"
 
 namespace attnops {
@@ -180,6 +181,7 @@ Call CallOf(const ConstTensorView& q, const ConstTensorView& k, const ConstTenso
             const LinearAttentionOptions& options, const Sizes& sizes, Decay decay) {
   Call call;
   call.dtype = q.dtype();
+  call.precision = PrecisionOf(kOp, options.precision, q.dtype());
   call.heads = sizes.heads;
   call.key_heads = sizes.key_heads;
   Problem& problem = call.problem;

@@ -9,19 +9,13 @@
 
 #include <hwy/highway.h>
 
-#include <type_traits>
-
-#include "src/gemm/pairs-inl.h"
+#include "src/gemm/multiply_pairs-inl.h"
 #include "src/ops/linear_attention/stages-inl.h"
 #include "src/simd/capabilities-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops::linear_attention {
 namespace HWY_NAMESPACE {
-
-// Whether kernels of a type have bfloat16 products at all.
-template <typename T>
-constexpr bool kHasPairs = std::is_same_v<T, BFloat16>&& ATTNOPS_ONE_LANE == 0;
 
 #if !ATTNOPS_ONE_LANE
 
@@ -39,27 +33,11 @@ inline void LoadPairs(const Operand& operand, Head head, std::int64_t first, std
   }
 }
 
-// A left operand, and how many pairs of its columns are summed.
-struct LeftPairs {
-  PairLeft left;
-  std::int64_t depth;
-};
-
 // The rows of an operand without a stage, from the tensor itself if its last column is in a pair.
 inline LeftPairs DirectLeft(const Operand& operand, Head head, std::int64_t first,
                             std::int64_t count, const Blocks& blocks) {
-  const Rows<const BFloat16> x = RowsOf<BFloat16>(operand.x, head, first);
-  const std::int64_t columns = operand.stage.part;
-  const std::int64_t depth = DivideUp(columns, 2);
-  if (columns % 2 == 0) return {PairLeft::OfRows(x), depth};
-  for (std::int64_t row = 0; row < count; ++row) {
-    ForEachChunk(columns,
-                 [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
-                   hn::StoreU(hn::BitCast(DU16(), LoadPackedN(x[row] + column, n)), DU16(),
-                              reinterpret_cast<std::uint16_t*>(blocks.rows16[row] + column));
-                 });
-  }
-  return {PairLeft::OfRows({blocks.rows16.data, blocks.rows16.stride}), depth};
+  return LeftOfRows(RowsOf<BFloat16>(operand.x, head, first), count, operand.stage.part,
+                    blocks.rows16);
 }
 // The rows that a stage left in `floats`, of `columns` columns.
 inline LeftPairs StagedLeft(const Panels& floats, std::int64_t count, std::int64_t columns,

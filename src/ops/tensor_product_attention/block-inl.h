@@ -14,7 +14,7 @@
 
 #include "src/gemm/epilogues-inl.h"
 #include "src/gemm/multiply-inl.h"
-#include "src/gemm/pairs-inl.h"
+#include "src/gemm/multiply_pairs-inl.h"
 #include "src/gemm/panels-inl.h"
 #include "src/gemm/prefetch.h"
 #include "src/ops/tensor_product_attention/kernels.h"

@@ -17,7 +17,7 @@
 
 #include "src/core/numeric.h"
 #include "src/gemm/multiply-inl.h"
-#include "src/gemm/pairs-inl.h"
+#include "src/gemm/multiply_pairs-inl.h"
 #include "src/gemm/panels-inl.h"
 #include "src/ops/tensor_product_attention/block-inl.h"
 #include "src/ops/tensor_product_attention/ranks.h"
