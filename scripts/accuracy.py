@@ -90,6 +90,36 @@ def encoded(x: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
     return torch.cat([y * angle.cos().to(x.dtype), y * angle.sin().to(x.dtype)], -1)
 
 
+def linear_inputs(kind: str) -> TENSORS:
+    """q, k, v, log_decay and d_out, heads first."""
+    found = attention_inputs(kind)
+    generator = torch.Generator().manual_seed(2025)
+    decay = torch.nn.functional.logsigmoid(plain(generator, 2, HEADS, TOKENS)) / 16
+    tensors = {name: found[name] for name in "qkv"}
+    return {**tensors, "log_decay": decay.bfloat16(), "d_out": found["d_out"]}
+
+
+def chunked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor
+) -> torch.Tensor:
+    """Causal linear attention by chunks of 64 tokens; decays and states in float32 or wider."""
+    q, k, v, logs = (x.unflatten(2, (-1, 64)) for x in (q, k, v, log_decay))
+    wide = torch.promote_types(logs.dtype, torch.float32)
+    sums = logs.to(wide).cumsum(3)
+    mask = torch.ones(64, 64, dtype=torch.bool).tril()
+    weights = (sums[..., :, None] - sums[..., None, :]).masked_fill(~mask, -torch.inf).exp()
+    scores = ((q @ k.transpose(-1, -2)) * weights).to(q.dtype)
+    last = sums[..., -1:]
+    k_end = (k * (last - sums).exp()[..., None]).to(k.dtype)
+    added = (k_end.transpose(-1, -2) @ v).to(wide)
+    states = [torch.zeros_like(added[:, :, 0])]
+    for i in range(added.shape[2] - 1):
+        states.append(added[:, :, i] + states[-1] * last[:, :, i].exp()[..., None])
+    q_start = (q * sums.exp()[..., None]).to(q.dtype)
+    out = scores @ v + q_start @ torch.stack(states, 2).to(q.dtype)
+    return (out * DIM**-0.5).flatten(2, 3)
+
+
 def tpa(
     aq: torch.Tensor,
     ak: torch.Tensor,
@@ -126,6 +156,12 @@ def operators() -> Iterator[tuple[str, Callable[[str], TENSORS], Callable[[str],
         attention_inputs,
         lambda p: lambda *args: fused(*args, p),
         lambda q, k, v, g: lao(encoded(q, theta), encoded(k, theta), v, g),
+    )
+    yield (
+        "linear_attention",
+        linear_inputs,
+        lambda p: lambda *args: attnops.linear_attention(*args, layout="bhnd", precision=p),
+        chunked,
     )
     yield (
         "tpa_decode",

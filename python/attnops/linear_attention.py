@@ -24,6 +24,7 @@ def linear_attention(
     layout: str = "bnhd",
     inplace_state: bool = False,
     keep: str = "none",
+    precision: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Linear attention over the tokens so far, with λ = exp(log_decay) and μ = exp(log_decay_v).
 
@@ -51,6 +52,9 @@ def linear_attention(
     keep : what the forward keeps for the backward beside its inputs
         `none`, or `states`: those at every 1024th token, (B·⌊N/1024⌋,H,D,E) in float32, which the
         backward computes anew otherwise. When no gradient is needed, nothing is kept.
+    precision : what products multiply: highest, high, medium or auto, as in set_precision.
+        States and sums are float32 always; so are the products of one token and, with decays of
+        single features, all products.
 
     Examples
     --------
@@ -81,6 +85,7 @@ def linear_attention(
             layout=layout,
             inplace_state=inplace_state,
             keep=keep,
+            precision=precision,
         )
     _checks.are_tensors(_OP, q=q, k=k, v=v)
     given = {
@@ -98,6 +103,7 @@ def linear_attention(
             _checks.fail(_OP, f"cu_seqlens must be int64 or int32; it is {name}")
         cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
     kept = _choices.number(_OP, "keep", _choices.CAUSAL_KEEPS, keep)
+    products = _choices.precision(_OP, precision)
     tensors = (q, k, v, *(x for x in given.values() if x is not None))
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     scale = None if scale is None else float(scale)
@@ -109,7 +115,7 @@ def linear_attention(
         if needs_grad:
             _checks.fail(_OP, "inplace_state has no gradients, and an input requires grad")
         out = torch.ops.attnops.linear_attention_(
-            q, k, v, initial_state, log_decay, log_decay_v, scale, cu_seqlens, heads_first
+            q, k, v, initial_state, log_decay, log_decay_v, scale, cu_seqlens, heads_first, products
         )
         return out, initial_state
     out, state, _ = _transforms.call(
@@ -125,6 +131,7 @@ def linear_attention(
         output_state,
         heads_first,
         kept if needs_grad else _choices.NONE,
+        products,
     )
     return (out, state) if output_state else out
 
@@ -199,8 +206,10 @@ def _(
     output_state,
     heads_first,
     keep=_choices.NONE,
+    precision=None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _choices.check(_OP, "keep", _choices.CAUSAL_KEEPS, keep)
+    _choices.check_precision(_OP, precision)
     shape = _check(q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, heads_first)
     tokens = q.shape[2 if heads_first else 1]
     kept = [0] if keep == _choices.NONE else [q.shape[0] * (tokens // _RUN), *shape[1:]]
@@ -212,7 +221,10 @@ def _(
 
 
 @torch.library.register_fake("attnops::linear_attention_")
-def _(q, k, v, state, log_decay, log_decay_v, scale, cu_seqlens, heads_first) -> Tensor:
+def _(
+    q, k, v, state, log_decay, log_decay_v, scale, cu_seqlens, heads_first, precision=None
+) -> Tensor:
+    _choices.check_precision(_OP, precision)
     _check(q, k, v, log_decay, log_decay_v, state, cu_seqlens, heads_first)
     return v.new_empty(v.shape)
 
@@ -232,7 +244,9 @@ def _(
     d_state,
     wants_decay,
     kept=None,
+    precision=None,
 ) -> tuple[Tensor, ...]:
+    _choices.check_precision(_OP, precision)
     _check(q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, heads_first)
     _checks.same_device(_OP, q=q, d_out=d_out, d_state=d_state)
     _checks.same_shape_and_type(_OP, "d_out", d_out, "v", v)
@@ -251,7 +265,8 @@ def _(
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, ctx.scale, initial_state, cu_seqlens, output_state, ctx.heads_first, keep = inputs
+    *tensors, ctx.scale, initial_state, cu_seqlens, output_state = inputs[:9]
+    ctx.heads_first, keep, ctx.precision = inputs[9:]
     _, state, kept = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*((kept,) if output_state else (state, kept)))
@@ -261,7 +276,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _backward(ctx, d_out: Tensor | None, d_state: Tensor | None, _):
     if d_out is None and d_state is None:
-        return (None,) * 11
+        return (None,) * 12
     q, k, v, log_decay, log_decay_v, initial_state, cu_seqlens, kept = ctx.saved_tensors
     d_out = torch.zeros_like(v) if d_out is None else d_out
     _checks.no_tangents(_OP, d_out=d_out, **({} if d_state is None else {"d_state": d_state}))
@@ -281,9 +296,10 @@ def _backward(ctx, d_out: Tensor | None, d_state: Tensor | None, _):
         d_state,
         needs[3] or needs[4],
         kept,
+        ctx.precision,
     )
     gradients = [g if need else None for g, need in zip(gradients, needs, strict=False)]
-    return *gradients, None, d_initial_state if needs[6] else None, None, None, None, None
+    return *gradients, None, d_initial_state if needs[6] else None, *(None,) * 5
 
 
 _transforms.register_autograd("linear_attention", _backward, _setup_context)

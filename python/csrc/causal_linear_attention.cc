@@ -44,7 +44,8 @@ struct CausalInputs {
   CausalInputs(const Tensor& q_given, const Tensor& k_given, const Tensor& v_given,
                const MaybeTensor& log_decay_given, const MaybeTensor& log_decay_v_given,
                std::optional<double> scale, const MaybeTensor& initial_state_given,
-               const MaybeTensor& cu_seqlens, bool is_heads_first)
+               const MaybeTensor& cu_seqlens, bool is_heads_first,
+               std::optional<std::int64_t> precision)
       : q(Readable(kOp, "q", q_given)),
         k(Readable(kOp, "k", k_given)),
         v(Readable(kOp, "v", v_given)),
@@ -60,6 +61,7 @@ struct CausalInputs {
     if (initial_state) options.initial_state = ViewOf(*initial_state);
     options.scale = scale;
     options.cu_seqlens = BoundsOf(cu_seqlens);
+    options.precision = PrecisionOf(kOp, precision);
   }
 
   TensorView View(const Tensor& tensor) const { return TokensFirst(tensor, heads_first); }
@@ -95,9 +97,11 @@ std::tuple<Tensor, Tensor, Tensor> CausalForward(const Tensor& q, const Tensor& 
                                                  std::optional<double> scale,
                                                  MaybeTensor initial_state, MaybeTensor cu_seqlens,
                                                  bool output_state, bool heads_first,
-                                                 std::int64_t keep) {
+                                                 std::int64_t keep,
+                                                 std::optional<std::int64_t> precision) {
   const bool keeps = ChoiceOf(kOp, "keep", keep, Keep::kStates) == Keep::kStates;
-  CausalInputs x(q, k, v, log_decay, log_decay_v, scale, initial_state, cu_seqlens, heads_first);
+  CausalInputs x(q, k, v, log_decay, log_decay_v, scale, initial_state, cu_seqlens, heads_first,
+                 precision);
   const Tensor out = NewTensor(kOp, "out", x.v);
   const Tensor state =
       NewTensor(kOp, "state", x.q, output_state ? x.StateShape() : Dims{0}, ResultType::kFloat32);
@@ -112,8 +116,9 @@ std::tuple<Tensor, Tensor, Tensor> CausalForward(const Tensor& q, const Tensor& 
 // The last state in the place of the first one.
 Tensor CausalInPlace(const Tensor& q, const Tensor& k, const Tensor& v, Tensor state,
                      MaybeTensor log_decay, MaybeTensor log_decay_v, std::optional<double> scale,
-                     MaybeTensor cu_seqlens, bool heads_first) {
-  CausalInputs x(q, k, v, log_decay, log_decay_v, scale, {}, cu_seqlens, heads_first);
+                     MaybeTensor cu_seqlens, bool heads_first,
+                     std::optional<std::int64_t> precision) {
+  CausalInputs x(q, k, v, log_decay, log_decay_v, scale, {}, cu_seqlens, heads_first, precision);
   const Tensor out = NewTensor(kOp, "out", x.v);
   x.options.initial_state = ViewOf(state);
   x.options.state = ViewOf(state);
@@ -125,8 +130,10 @@ CausalGradients CausalBackward(const Tensor& q, const Tensor& k, const Tensor& v
                                MaybeTensor log_decay, MaybeTensor log_decay_v,
                                std::optional<double> scale, MaybeTensor initial_state,
                                MaybeTensor cu_seqlens, bool heads_first, const Tensor& d_out,
-                               MaybeTensor d_state, bool wants_decay, MaybeTensor kept) {
-  CausalInputs x(q, k, v, log_decay, log_decay_v, scale, initial_state, cu_seqlens, heads_first);
+                               MaybeTensor d_state, bool wants_decay, MaybeTensor kept,
+                               std::optional<std::int64_t> precision) {
+  CausalInputs x(q, k, v, log_decay, log_decay_v, scale, initial_state, cu_seqlens, heads_first,
+                 precision);
   const Tensor d_out_read = Readable(kOp, "d_out", d_out);
   LinearAttentionGradients gradients;
   MaybeTensor d_state_read;
@@ -162,16 +169,18 @@ STABLE_TORCH_LIBRARY_FRAGMENT(attnops, m) {
   m.def(
       "linear_attention(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? log_decay_v, "
       "float? scale, Tensor? initial_state, Tensor? cu_seqlens, bool output_state, "
-      "bool heads_first, int keep=0) -> (Tensor out, Tensor state, Tensor kept)");
+      "bool heads_first, int keep=0, int? precision=None) -> (Tensor out, Tensor state, "
+      "Tensor kept)");
   m.def(
       "linear_attention_(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? log_decay, "
-      "Tensor? log_decay_v, float? scale, Tensor? cu_seqlens, bool heads_first) -> Tensor out");
+      "Tensor? log_decay_v, float? scale, Tensor? cu_seqlens, bool heads_first, "
+      "int? precision=None) -> Tensor out");
   m.def(
       "linear_attention_backward(Tensor q, Tensor k, Tensor v, Tensor? log_decay, "
       "Tensor? log_decay_v, float? scale, Tensor? initial_state, Tensor? cu_seqlens, "
-      "bool heads_first, Tensor d_out, Tensor? d_state, bool wants_decay, Tensor? kept=None) -> "
-      "(Tensor dq, Tensor dk, Tensor dv, Tensor d_log_decay, Tensor d_log_decay_v, Tensor "
-      "d_initial_state)");
+      "bool heads_first, Tensor d_out, Tensor? d_state, bool wants_decay, Tensor? kept=None, "
+      "int? precision=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor d_log_decay, "
+      "Tensor d_log_decay_v, Tensor d_initial_state)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attnops, CPU, m) {

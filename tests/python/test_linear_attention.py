@@ -210,6 +210,9 @@ def test_nothing_is_kept_without_gradients():
     assert torch.equal(kept, out)
 
 
+MEDIUM = 3  # its number
+
+
 def raw(args, options, **more):
     """The arguments of the operator."""
     return (
@@ -221,6 +224,7 @@ def raw(args, options, **more):
         more.get("output_state", True),
         False,
         more.get("keep", 0),
+        more.get("precision"),
     )
 
 
@@ -241,6 +245,8 @@ def test_opcheck(decay):
     options["initial_state"] = None
     bounds = torch.tensor([0, 2, 5])
     torch.library.opcheck(OPERATOR, raw(packed, options, cu_seqlens=bounds))
+    half, half_options = make(n=5, decay=decay, dtype=torch.bfloat16)
+    torch.library.opcheck(OPERATOR, raw(half, half_options, precision=MEDIUM))
 
 
 def test_compiled_once_for_all_lengths():

@@ -322,6 +322,12 @@ def test_linear_attention(decay, key_heads):
     torch.testing.assert_close(last, state, **LAYER)
 
 
+def test_linear_attention_has_the_precision_given():
+    layer = LinearAttention(DIM, H, precision="double")
+    with pytest.raises(ValueError, match="precision must be one of"):
+        layer(torch.randn(B, N, DIM))
+
+
 def test_linear_attention_goes_on_from_its_state():
     layer = LinearAttention(DIM, H, rope=Rope(D))
     x = torch.randn(B, N, DIM)

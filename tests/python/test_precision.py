@@ -58,6 +58,8 @@ def test_unknown_names(name):
         attnops.flao(q, k, v, g, precision=name)
     with pytest.raises(ValueError, match=f"flao_fal: {wanted}"):
         attnops.flao_fal(q, k, v, g, precision=name)
+    with pytest.raises(ValueError, match=f"linear_attention: {wanted}"):
+        attnops.linear_attention(q, k, v, precision=name)
     with pytest.raises(ValueError, match=f"tpa_decode: {wanted}"):
         attnops.tpa_decode(q, q, q, q, q, q, precision=name)
     with pytest.raises(ValueError, match="set_precision: name must be one of"):
@@ -78,6 +80,10 @@ def test_other_types_are_highest(dtype):
         assert torch.equal(
             attnops.flao(*tensors, precision=name), attnops.flao(*tensors, precision="highest")
         )
+        assert torch.equal(
+            attnops.linear_attention(*tensors[:3], precision=name),
+            attnops.linear_attention(*tensors[:3], precision="highest"),
+        )
 
 
 # The gradients of a call have its precision, whatever the default is when they are computed, and
@@ -85,10 +91,14 @@ def test_other_types_are_highest(dtype):
 GRADIENTS = """
 import torch, attnops
 
-tensors = [torch.randn(1, 2, 40, 24).bfloat16().requires_grad_() for _ in range(4)]
+tensors = [torch.randn(1, 40, 2, 24).bfloat16() for _ in range(4)]
+if OPERATOR == "linear_attention":
+    tensors[3] = torch.rand(1, 40, 2) - 1  # log_decay
+tensors = [x.requires_grad_() for x in tensors]
+operator = getattr(attnops, OPERATOR)
 
 def gradients(default, precision, compiled=False):
-    form = lambda *args: attnops.flao(*args, precision=precision)
+    form = lambda *args: operator(*args, precision=precision)
     attnops.set_precision("auto")
     out = (torch.compile(form, fullgraph=True, backend="aot_eager") if compiled else form)(*tensors)
     attnops.set_precision(default)
@@ -107,8 +117,37 @@ assert same(gradients("highest", "medium", compiled=True), medium)
 """
 
 
-def test_gradients_have_the_precision_of_their_call():
-    code = GRADIENTS if attnops.get_target() not in ("SCALAR", "EMU128") else "pass"
+@pytest.mark.parametrize("operator", ["flao", "linear_attention"])
+def test_gradients_have_the_precision_of_their_call(operator):
+    vectors = attnops.get_target() not in ("SCALAR", "EMU128")
+    code = f"OPERATOR = {operator!r}\n{GRADIENTS}" if vectors else "pass"
+    done = run(code, ATTNOPS_EMULATE_BF16="1")
+    assert done.returncode == 0, done.stderr
+
+
+# A step by itself has float32 products; a prompt has those of its precision, in place too.
+STATES = """
+import torch, attnops
+
+q, k, v = (torch.randn(1, 40, 2, 24).bfloat16() for _ in range(3))
+
+def run(precision, tokens, inplace):
+    state = torch.ones(1, 2, 24, 24)
+    x = [t[:, :tokens] for t in (q, k, v)]
+    options = {"inplace_state": True} if inplace else {"output_state": True}
+    o, state = attnops.linear_attention(*x, initial_state=state, precision=precision, **options)
+    return o
+
+for tokens, differs in ((1, False), (40, True)):
+    for inplace in (False, True):
+        medium, highest = (run(p, tokens, inplace) for p in ("medium", "highest"))
+        assert torch.equal(medium, highest) != differs
+        assert torch.equal(medium, run("medium", tokens, not inplace))
+"""
+
+
+def test_states_of_linear_attention():
+    code = STATES if attnops.get_target() not in ("SCALAR", "EMU128") else "pass"
     done = run(code, ATTNOPS_EMULATE_BF16="1")
     assert done.returncode == 0, done.stderr
 
@@ -118,7 +157,7 @@ def test_never_less_accurate_than_torch():
         [sys.executable, str(ACCURACY), "--json"], capture_output=True, text=True, check=True
     )
     lines = json.loads(done.stdout)
-    assert len(lines) == 20
+    assert len(lines) == 28
     for line in lines:
         where = (line["operator"], line["pass"], line["inputs"])
         for precision in ("highest", "high", "medium"):

@@ -36,6 +36,7 @@ def linear_attention(
     output_state: bool = False,
     layout: str = "bnhd",
     keep: str = "none",
+    precision: str | None = None,
     group: dist.ProcessGroup | None = None,
     sizes: Sequence[int] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -57,6 +58,7 @@ def linear_attention(
             output_state=output_state,
             layout=layout,
             keep=keep,
+            precision=precision,
         )
     _checks.are_tensors(_OP, q=q, k=k, v=v)
     if layout not in ("bnhd", "bhnd"):
@@ -64,6 +66,7 @@ def linear_attention(
     for name, x in (("q", q), ("k", k), ("v", v)):
         _checks.axes(_OP, name, x, "(B,H,N,D)" if layout == "bhnd" else "(B,N,H,D)")
     kept = _choices.number(_OP, "keep", _choices.CAUSAL_KEEPS, keep)
+    products = _choices.precision(_OP, precision)
     axis = 2 if layout == "bhnd" else 1
     if not torch.compiler.is_compiling():
         constant = log_decay is not None and log_decay.ndim == 1
@@ -91,6 +94,7 @@ def linear_attention(
         output_state,
         shards.trusted,
         kept if torch.is_grad_enabled() else _choices.NONE,
+        products,
     )
     return (out, state) if output_state else out
 
@@ -113,6 +117,7 @@ class _LinearAttention(torch.autograd.Function):
         output_state,
         replicated,
         keep,
+        precision,
     ):
         ctx.initial = None if initial_state is None else initial_state.shape
         initial_state = initial_state if rank == 0 else None
@@ -125,7 +130,7 @@ class _LinearAttention(torch.autograd.Function):
         for i in range(rank):
             start = states[i] if i == 0 else totals[i].decay(start) + states[i]
         out, _, kept = torch.ops.attnops.linear_attention(
-            q, k, v, log_decay, log_decay_v, scale, start, None, False, heads_first, keep
+            q, k, v, log_decay, log_decay_v, scale, start, None, False, heads_first, keep, precision
         )
         state = local.new_empty(0)
         if output_state:
@@ -144,13 +149,13 @@ class _LinearAttention(torch.autograd.Function):
             *(x.total_k for x in totals),
             *(x.total_v for x in totals),
         )
-        ctx.options = (scale, heads_first, group, rank, ranks)
+        ctx.options = (scale, heads_first, group, rank, ranks, precision)
         ctx.output_state, ctx.replicated = output_state, replicated
         return out, state
 
     @staticmethod
     def backward(ctx, d_out: Tensor, d_state: Tensor):
-        scale, heads_first, group, rank, ranks = ctx.options
+        scale, heads_first, group, rank, ranks, precision = ctx.options
         q, k, v, log_decay, log_decay_v, start, kept, *totals = ctx.saved_tensors
         totals = [_Total(*pair) for pair in zip(totals[:ranks], totals[ranks:], strict=True)]
         decays = _Decays(log_decay, log_decay_v, q, v, heads_first)
@@ -181,6 +186,7 @@ class _LinearAttention(torch.autograd.Function):
             end,
             needs[3] or needs[4],
             kept,
+            precision,
         )
         if ctx.initial is not None and rank > 0:
             d_initial = torch.zeros(ctx.initial, device=q.device)
@@ -191,7 +197,7 @@ class _LinearAttention(torch.autograd.Function):
             d_log if log_decay is not None and needs[3] else None,
             d_log_v if log_decay_v is not None and needs[4] else None,
             d_initial if needs[5] else None,
-            *(None,) * 8,
+            *(None,) * 9,
         )
 
 

@@ -39,6 +39,8 @@ class LinearAttention(KeepsFloat32):
         Encodes queries and keys; then forward needs the offset of a continued sequence.
     bias : bool
         Of the projections, but that of the decay, which always has one.
+    precision : str, optional
+        As in linear_attention.
 
     Examples
     --------
@@ -70,6 +72,7 @@ class LinearAttention(KeepsFloat32):
         norm: bool = True,
         rope: Rope | None = None,
         bias: bool = False,
+        precision: str | None = None,
     ) -> None:
         super().__init__()
         key_heads = heads if key_heads is None else key_heads
@@ -93,7 +96,7 @@ class LinearAttention(KeepsFloat32):
             raise ValueError(f"LinearAttention: rope must have layout bnhd; it has {rope.layout}")
         self.heads, self.key_heads = heads, key_heads
         self.head_dim = dim // heads if head_dim is None else head_dim
-        self.decay, self.act = decay, act
+        self.decay, self.act, self.precision = decay, act, precision
         inner, key_inner = heads * self.head_dim, key_heads * self.head_dim
         self.q_proj = nn.Linear(dim, key_inner, bias=bias)
         self.k_proj = nn.Linear(dim, key_inner, bias=bias)
@@ -166,6 +169,7 @@ class LinearAttention(KeepsFloat32):
             initial_state=state,
             output_state=return_state,
             cu_seqlens=cu_seqlens,
+            precision=self.precision,
         )
         out, last = result if isinstance(result, tuple) else (result, None)
         if self.norm is not None:
