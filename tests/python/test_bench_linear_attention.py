@@ -35,6 +35,16 @@ def test_flops():
     assert OPERATOR.cost(case).flops == 12 * 2 * 256 * (32 * 256 + 2 * 128 * 128)
 
 
+def test_products_of_inputs():
+    """Scores, and without a decay K^T·V; decays of features and steps multiply float32."""
+    rows = 12 * 128
+    scores, product = 2 * rows * 32 * 128, 2 * rows * 128 * 128
+    for direction, times in (("fwd", 1), ("bwd", 2)):
+        direct = [OPERATOR.cost(make_case(direction, decay)).direct for decay in DECAYS]
+        assert direct == [times * (scores + product), times * scores, times * scores, None]
+    assert OPERATOR.cost(make_case("fwd", "none", step=True)).direct is None
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 @pytest.mark.parametrize("decay", DECAYS)

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid, pad
 import attnops
 from attnops_bench import reference
 from attnops_bench.operators._products import rounds_operands
-from attnops_bench.operators.linear_attention import CHUNK, DIM, HEADS, is_step
+from attnops_bench.operators.linear_attention import CHUNK, DIM, HEADS, in_float32, is_step
 from attnops_bench.random_inputs import DTYPES, normal
 from attnops_bench.tables import SEED, Case, Checker, Column, Inputs
 
@@ -198,8 +198,10 @@ def checker(case: Case, given: Inputs) -> Checker:
 
     def check(column: Column, result: torch.Tensor | tuple[torch.Tensor, ...]) -> str | None:
         values = result if isinstance(result, tuple) else (result,)
-        # Peers in the tensors' type round scores, states and products of decays.
-        in_type = column.role == "peer" and rounds_operands(case, column)
+        # Products in the tensors' type round scores, states and decayed rows.
+        in_type = rounds_operands(case, column)
+        if column.role == "attnops":
+            in_type = in_type and not in_float32(case)
         for i, (name, value) in enumerate(zip(names, values, strict=False)):
             if value.ndim == 1:
                 continue

@@ -33,6 +33,11 @@ def is_step(case: Case) -> bool:
     return case.options["step"]
 
 
+def in_float32(case: Case) -> bool:
+    """Whether products are float32 in every precision: of steps and of decays of features."""
+    return is_step(case) or case.options["decay"] == "vector"
+
+
 class LinearAttention:
     """See `attnops_bench.tables.Operator`."""
 
@@ -100,12 +105,19 @@ class LinearAttention:
             moved = 2 * state + 4 * tensor + decay
             return Cost(moved=moved, flops=4 * rows * DIM * DIM, held=moved)
         half = CHUNK // 2
+        scores, product = 2 * rows * half * DIM, 2 * rows * DIM * DIM
+        # Scores are products of inputs, and so are what states add if nothing decays.
+        direct = scores + (product if case.options["decay"] == "none" else 0)
+        direct = None if in_float32(case) else direct
         if case.direction == "fwd":
-            flops = 2 * rows * (half * 2 * DIM + 2 * DIM * DIM)
-            return Cost(moved=4 * tensor + decay, flops=flops, held=4 * tensor + decay)
-        flops = 2 * rows * (half * 5 * DIM + 5 * DIM * DIM)
-        held = 8 * tensor + 2 * decay
-        return Cost(moved=7 * tensor + 2 * decay, flops=flops, held=held)
+            held = 4 * tensor + decay
+            return Cost(moved=held, flops=2 * scores + 2 * product, held=held, direct=direct)
+        return Cost(
+            moved=7 * tensor + 2 * decay,
+            flops=5 * scores + 5 * product,
+            held=8 * tensor + 2 * decay,
+            direct=None if direct is None else 2 * direct,
+        )
 
     def peak_bytes(self, case: Case, column: Column) -> int:
         """The tensors of the pass, then intermediates, wider in float32."""
