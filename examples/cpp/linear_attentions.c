@@ -150,8 +150,10 @@ static void linear_attention(void) {
   const attnops_tensor d_decay = attnops_tensor1(d_log_decay, ATTNOPS_FLOAT32, H);
   const attnops_tensor tstate = attnops_tensor4(state, ATTNOPS_FLOAT32, B, H, D, D);
   const attnops_tensor tlast = attnops_tensor4(last, ATTNOPS_FLOAT32, B, H, D, D);
-  attnops_linear_attention_options options = {
-      .log_decay = &decay, .scale = &scale, .state = &tlast};
+  attnops_linear_attention_options options = {.log_decay = &decay,
+                                              .scale = &scale,
+                                              .state = &tlast,
+                                              .precision = ATTNOPS_PRECISION_HIGHEST};
 
   CALL(attnops_linear_attention(&t.tq, &t.tk, &t.tv, &t.tout, &options));
   /* The first token sees itself alone. */
