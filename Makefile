@@ -84,7 +84,7 @@ soak: sanitize test-aarch64 ## what takes too long for make test: sanitizers, Ar
 .PHONY: wheel
 wheel: build ## a wheel for any Linux with torch, and the sdist, in dist/
 	@$(VENV_PYTHON) -m build --no-isolation --sdist --outdir dist . >/dev/null
-	@PATH=$(CURDIR)/.venv/bin:$$PATH auditwheel --quiet repair \
+	@PATH=$(CURDIR)/.venv/bin:$$PATH auditwheel repair \
 	  --exclude 'libtorch*.so' --exclude 'libc10*.so' --wheel-dir dist build/dist/attnops-*.whl
 	@ls dist/*
 
