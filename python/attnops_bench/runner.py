@@ -51,7 +51,7 @@ def own_column(columns: list[Column]) -> Column:
 
 
 def weight(table: Table, n: int, column: Column) -> float:
-    """Roughly the seconds a cell takes; only the shares matter, for the time left."""
+    """Roughly the seconds a cell takes on two processors, most of them for the compiler."""
     moved = operators()[table.operator].cost(Case.of(table, n, 1)).moved
     return (3.0 if column.compiled else 0.5) + moved / 1e9
 

@@ -188,6 +188,24 @@ def test_a_browser_shows_it_all(page, width, tmp_path):
 
 
 @needs_chromium
+def test_the_widest_tables_fit(tmp_path):
+    """With all columns that a run has, at 1280 px."""
+    results = make_results(tmp_path, ("tpa_decode", "flao", "md_lrpe_cosine"))
+    for table in results.tables.values():
+        known = operators()[table["operator"]].columns
+        table["columns"] = {c.name: c.role for c in known if table["kind"] in c.kinds}
+        for row in table["rows"].values():
+            row["limit"]["precision"] = "highest"
+            given = row["cells"]
+            row["cells"] = {c: given.get(c, given["to"]) for c in table["columns"]}
+    assert max(len(table["columns"]) for table in results.tables.values()) == 12
+    seen = probe(report.write(results, tmp_path / "page"), 1280, tmp_path)
+    assert seen["scrolled"] == [], "columns are out of sight"
+    assert seen["contentWidth"] <= 1280
+    assert seen["cutTexts"] == []
+
+
+@needs_chromium
 def test_light_and_dark(page, tmp_path):
     brightness = {}
     for name, scheme in (("dark", 0), ("light", 1)):
