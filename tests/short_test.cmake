@@ -1,7 +1,7 @@
 # The vector functions, the products and one operator, in a program that compiles nothing else: for
 # compilers and emulators that are too slow for all of it in `make test`.
 get_target_property(short_sources attnops_objects SOURCES)
-list(FILTER short_sources EXCLUDE REGEX "src/(c|ops)/|/kernels/(causal|position_encoding|tensor_product)")
+list(FILTER short_sources EXCLUDE REGEX "src/(c|ops)/|/kernels/(causal|position_encoding|tensor_product|tpa)")
 add_executable(short_test EXCLUDE_FROM_ALL
   ${short_sources}
   src/ops/linear_attention/arguments.cc
