@@ -359,6 +359,22 @@ TEST(BatchInvariance, Tpa) {
   }
 }
 
+// The number of heads chooses how scores are computed: parts have all of them.
+TEST(BatchInvariance, TpaThroughRanks) {
+  for (const DType dtype : kTpaTypes) {
+    const TpaRanksSpec spec = {
+        .dtype = dtype, .batch = 5, .n = 70, .m = 131, .heads = 34, .q_rank = 6, .d = 64, .e = 20};
+    const TpaRanksCase c(spec);
+    const auto run = [&](const Part& part) {
+      Outputs outputs;
+      outputs.emplace_back("out", c.out, part, 2);
+      Tpa(QueryOf(c, part), KeysOf(c, part), outputs[0].tensor.view());
+      return outputs;
+    };
+    ExpectInvariance(5, 34, spec.Describe(), run, false);
+  }
+}
+
 TEST(BatchInvariance, TpaDecodeRanks) {
   for (const DType dtype : kTpaTypes) {
     for (const std::int64_t heads : {3, 34}) {

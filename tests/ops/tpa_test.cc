@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "src/ops/tensor_product_attention/ranks.h"
 #include "tests/ops/tpa_case.h"
 #include "tests/ops/tpa_decode_case.h"
 #include "tests/support/parallel_fors.h"
@@ -199,6 +200,113 @@ std::vector<TpaRanksSpec> PrefillSpecs(DType dtype) {
           {.dtype = dtype, .batch = 2, .n = 1, .m = 90, .heads = 5, .q_rank = 2, .d = 16, .e = 16}};
 }
 
+// Enough heads for scores through the ranks: several blocks of queries and of keys, and more heads
+// than are worked on together.
+std::vector<TpaRanksSpec> ThroughRanksSpecs(DType dtype) {
+  return {
+      {.dtype = dtype, .batch = 2, .n = 37, .m = 37, .heads = 12, .q_rank = 2, .d = 24, .e = 20},
+      {.dtype = dtype,
+       .n = 150,
+       .m = 219,
+       .heads = 9,
+       .q_rank = 3,
+       .k_rank = 1,
+       .v_rank = 3,
+       .d = 17,
+       .e = 9},
+      {.dtype = dtype,
+       .n = 21,
+       .m = 5,
+       .heads = 20,
+       .q_rank = 1,
+       .k_rank = 4,
+       .v_rank = 5,
+       .d = 16,
+       .e = 70,
+       .options = kAll,
+       .gaps = true},
+      {.dtype = dtype, .batch = 2, .n = 1, .m = 90, .heads = 8, .q_rank = 1, .d = 16, .e = 16},
+      {.dtype = dtype, .n = 130, .m = 131, .heads = 34, .q_rank = 6, .d = 64, .e = 24}};
+}
+
+bool ThroughRanks(const TpaRanksSpec& spec) {
+  tensor_product_attention::PrefillProblem problem{};
+  if (spec.q_rank > 0) problem.aq.data = &spec;
+  problem.H = spec.heads;
+  problem.Rq = spec.q_rank;
+  problem.Rk = spec.k_rank;
+  problem.D = spec.d;
+  return tensor_product_attention::ThroughRanks(problem);
+}
+
+TEST(Tpa, ScoresThroughTheRanksWhereThatIsCheaper) {
+  for (const TpaRanksSpec& spec : ThroughRanksSpecs(DType::kFloat32)) {
+    EXPECT_TRUE(ThroughRanks(spec)) << spec.Describe();
+  }
+  for (const TpaRanksSpec& spec : PrefillSpecs(DType::kFloat32)) {
+    EXPECT_FALSE(ThroughRanks(spec)) << spec.Describe();
+  }
+  // The published shapes, with factors of q and with a full one.
+  EXPECT_TRUE(ThroughRanks({.heads = 34, .q_rank = 6, .d = 64}));
+  EXPECT_FALSE(ThroughRanks({.heads = 22, .q_rank = 0, .d = 64}));
+}
+
+TEST(Tpa, MatchesTheReferenceThroughTheRanks) {
+  for (const DType dtype : kTpaTypes) {
+    for (const TpaRanksSpec& spec : ThroughRanksSpecs(dtype)) {
+      TpaRanksCase c(spec);
+      OnEveryTarget([&] {
+        c.CheckForward();
+        c.CheckBackward();
+      });
+    }
+  }
+}
+
+TEST(Tpa, EveryRankThroughTheRanks) {
+  for (std::int64_t q_rank = 1; q_rank <= 8; ++q_rank) {
+    for (std::int64_t k_rank = 1; q_rank * k_rank <= 16; k_rank += q_rank == 1 ? 3 : 1) {
+      const TpaRanksSpec spec{.dtype = kTpaTypes[(q_rank + k_rank) % 3],
+                              .n = 19 + k_rank,
+                              .m = 67 + q_rank,
+                              .heads = 32,
+                              .q_rank = q_rank,
+                              .k_rank = k_rank,
+                              .v_rank = 1,
+                              .d = 64,
+                              .e = 5};
+      EXPECT_TRUE(ThroughRanks(spec)) << spec.Describe();
+      TpaRanksCase c(spec);
+      OnEveryTarget([&] { c.CheckForward(); });
+    }
+  }
+}
+
+TEST(Tpa, InfiniteKeysThroughTheRanks) {
+  constexpr std::int64_t kTokens = 70, kKey = 37, kHeads = 34;
+  TpaRanksCase c({.n = kTokens, .m = kTokens, .heads = kHeads, .q_rank = 6, .d = 64, .e = 16});
+  OnEveryTarget([&] {
+    const auto keys = c.bk.Values();
+    const auto clean = c.ForwardBits();
+    auto values = keys;
+    values[kKey * 2 * 64 + 3] = INFINITY;
+    c.bk.Fill(values);
+    // The scores of the key are +Inf or −Inf, its weights NaN or 0, never NaN where they are 0.
+    const auto bits = c.ForwardBits();
+    const auto out = c.out.Values();
+    int finite = 0;
+    for (std::int64_t n = kKey; n < kTokens; ++n) {
+      for (std::int64_t h = 0; h < kHeads; ++h) finite += std::isfinite(out[(n * kHeads + h) * 16]);
+    }
+    const int all = (kTokens - kKey) * kHeads;
+    EXPECT_GT(finite, all / 4);
+    EXPECT_LT(finite, all * 3 / 4);
+    // Queries before it have the bits that they have without it.
+    EXPECT_TRUE(std::equal(clean.begin(), clean.begin() + kKey * kHeads * 16, bits.begin()));
+    c.bk.Fill(keys);
+  });
+}
+
 TEST(Tpa, MatchesTheReference) {
   for (const DType dtype : kTpaTypes) {
     for (const TpaRanksSpec& spec : PrefillSpecs(dtype)) {
@@ -240,13 +348,15 @@ TEST(Tpa, EverySmallCausalCut) {
 }
 
 TEST(Tpa, SameBitsWithAnyNumberOfThreads) {
-  for (const TpaRanksSpec& spec : PrefillSpecs(DType::kBFloat16)) {
-    SCOPED_TRACE(spec.Describe());
-    TpaRanksCase c(spec);
-    OnEveryTarget([&] {
-      ExpectSameInEverySetting(kThreadCounts, [&] { return c.ForwardBits(); });
-      ExpectSameInEverySetting(kThreadCounts, [&] { return c.BackwardBits(); });
-    });
+  for (const auto& specs : {PrefillSpecs(DType::kBFloat16), ThroughRanksSpecs(DType::kBFloat16)}) {
+    for (const TpaRanksSpec& spec : specs) {
+      SCOPED_TRACE(spec.Describe());
+      TpaRanksCase c(spec);
+      OnEveryTarget([&] {
+        ExpectSameInEverySetting(kThreadCounts, [&] { return c.ForwardBits(); });
+        ExpectSameInEverySetting(kThreadCounts, [&] { return c.BackwardBits(); });
+      });
+    }
   }
 }
 

@@ -131,8 +131,27 @@ struct BlockPair {
   std::int64_t FirstRow() const { return chunk * static_cast<std::int64_t>(ChunkSize()); }
   std::int64_t Rows() const { return queries.size() - FirstRow(); }
   std::int64_t Chunks() const { return ChunksOf(queries.size()) - chunk; }
+  // How many keys the queries of a chunk see; the first of them may see fewer.
+  std::int64_t KeysOfChunk(std::int64_t c) const {
+    const std::int64_t last =
+        std::min((c + 1) * static_cast<std::int64_t>(ChunkSize()), queries.size()) - 1;
+    return std::min(keys.size(), last - hidden + 1);
+  }
+  // Whether a query does not see all keys.
+  bool Masked() const { return keys.size() - 1 + hidden > 0; }
   // The panels of the queries' columns from the first chunk on.
   Panels Columns(const Panels& matrix) const { return {RowOf(matrix, chunk, 0), matrix.panel}; }
+
+  // Calls f(chunk, rows, keys) for the rows from that chunk of queries on and the keys that they
+  // take: all at once or, on the diagonal, chunk by chunk with no more keys than it sees.
+  template <class F>
+  void ForEachDepth(const F& f) const {
+    if (!Masked()) return f(chunk, Rows(), keys.size());
+    const auto size = static_cast<std::int64_t>(ChunkSize());
+    for (std::int64_t c = chunk; c < ChunksOf(queries.size()); ++c) {
+      f(c, std::min(size, queries.size() - c * size), KeysOfChunk(c));
+    }
+  }
 
   // Makes the scores that are masked −Inf.
   void Mask(const Panels& s) const {
@@ -170,55 +189,91 @@ HWY_INLINE Chunk ExpScores(const Panels& s, std::int64_t c, std::int64_t keys, c
   return sum;
 }
 
-template <typename T>
-void AttendQueries(const PrefillProblem& problem, std::int64_t batch, std::int64_t head,
-                   Range queries, const PrefillWorkspace& work) {
+// Adds weightsᵀ·v of a pair of blocks to the sums of the blocks before times their factors. Chunks
+// of queries on the diagonal take no more keys than they see.
+HWY_INLINE void MultiplyWeights(const PrefillProblem& problem, const BlockPair& pair,
+                                const PrefillWorkspace& work, const Panels& weights,
+                                const float* factors, const Panels& out) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  const std::int64_t N = queries.size();
   Prefetcher nothing;
+  const auto multiply = [&](std::int64_t c, std::int64_t rows, std::int64_t keys) HWY_ATTR {
+    Product<Left::kTransposed>(
+        work.pairs, Panels{RowOf(weights, c, 0), weights.panel}, work.v, rows, keys,
+        ChunksOf(problem.E),
+        AddValues{RowsFrom(out, c * chunk), factors + c * chunk, pair.keys.begin > 0, nothing});
+  };
+  pair.ForEachDepth(multiply);
+}
+
+// Writes the output and the log-sum-exp of the queries of a head, which see keys before `end`.
+template <typename T>
+HWY_INLINE void StoreOutput(const PrefillProblem& problem, std::int64_t batch, std::int64_t head,
+                            Range queries, std::int64_t end, const Partial& from) {
+  for (std::int64_t i = 0; i < queries.size(); ++i) {
+    T* to = RowAt<T>(problem.out, batch, head, queries.begin + i);
+    const Chunk factor = Fill<2>(end == 0 ? 0.0f : problem.value_scale / from.sum[i]);
+    ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
+                                std::int64_t c) ATTNOPS_INLINE_LAMBDA {
+      const Chunk sums = end == 0 ? Fill<2>(0.0f) : Mul(LoadChunk(RowOf(from.out, c, i)), factor);
+      StoreChunkN(sums, to + column, n);
+    });
+    if (problem.lse.data == nullptr) continue;
+    *RowAt<float>(problem.lse, batch, head, queries.begin + i) =
+        end == 0 ? -std::numeric_limits<float>::infinity() : from.max[i] + std::log(from.sum[i]);
+  }
+}
+
+// The weights of a pair of blocks in work.s, from queries that are columns of q_transposed; `max`,
+// `sum` and `factor` are those of the queries.
+template <typename T>
+HWY_INLINE void Weigh(const PrefillProblem& problem, const BlockPair& pair,
+                      const PrefillWorkspace& work, const Panels& q_transposed, float* max,
+                      float* sum, float* factor) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  Prefetcher nothing;
+  const Panels s = pair.Columns(work.s);
+  Product<Left::kStraight>(work.pairs, work.k, pair.Columns(q_transposed), pair.keys.size(),
+                           Padded(problem.D), pair.Chunks(), AddToMatrix{s, false, nothing});
+  pair.Mask(work.s);
+  for (std::int64_t c = pair.chunk; c < ChunksOf(pair.queries.size()); ++c) {
+    const std::int64_t keys = pair.KeysOfChunk(c), at = c * chunk;
+    const Chunk old_max = LoadChunk(max + at);
+    Chunk new_max = old_max;
+    for (std::int64_t key = 0; key < keys; ++key) {
+      new_max = Max(LoadChunk(RowOf(work.s, c, key)), new_max);  // new_max is never a NaN
+    }
+    const Chunk block_sum = ExpScores<T>(work.s, c, keys, new_max);
+    const Chunk change = ExpDifference<Accuracy::kFloat32>(old_max, new_max);
+    StoreChunk(change, factor + at);
+    StoreChunk(new_max, max + at);
+    StoreChunk(MulAdd(LoadChunk(sum + at), change, block_sum), sum + at);
+  }
+}
+
+// Attention of a block of queries of one head, with formed queries and keys.
+template <typename T>
+void AttendHead(const PrefillProblem& problem, std::int64_t batch, std::int64_t head, Range queries,
+                const PrefillWorkspace& work) {
+  const std::int64_t N = queries.size();
   FormQueryBlock<T>(problem, batch, head, queries, work);
   std::fill_n(work.max, Padded(N), kLowest);
   std::fill_n(work.sum, Padded(N), 0.0f);
   const std::int64_t end = problem.KeysOf(batch, queries.end - 1);
   for (std::int64_t first = 0; first < end; first += kKeyBlock) {
-    const BlockPair pair(problem, queries, {first, std::min(end, first + kKeyBlock)});
-    const std::int64_t keys = pair.keys.size();
-    FormRows<T>(KeyFactors(problem, batch, head), pair.keys, work.k);
-    FormRows<T>(ValueFactors(problem, batch, head), pair.keys, work.v);
-    const Panels s = pair.Columns(work.s);
-    Product<Left::kStraight>(work.pairs, work.k, pair.Columns(work.q_transposed), keys,
-                             Padded(problem.D), pair.Chunks(), AddToMatrix{s, false, nothing});
-    pair.Mask(work.s);
-    for (std::int64_t c = pair.chunk; c < ChunksOf(N); ++c) {
-      float* max = work.max + c * chunk;
-      float* sum = work.sum + c * chunk;
-      const Chunk old_max = LoadChunk(max);
-      Chunk new_max = old_max;
-      for (std::int64_t key = 0; key < keys; ++key) {
-        new_max = Max(LoadChunk(RowOf(work.s, c, key)), new_max);  // new_max is never a NaN
-      }
-      const Chunk block_sum = ExpScores<T>(work.s, c, keys, new_max);
-      const Chunk factor = ExpDifference<Accuracy::kFloat32>(old_max, new_max);
-      StoreChunk(factor, work.factor + c * chunk);
-      StoreChunk(new_max, max);
-      StoreChunk(MulAdd(LoadChunk(sum), factor, block_sum), sum);
+    const Range keys{first, std::min(end, first + kKeyBlock)};
+    FormRows<T>(KeyFactors(problem, batch, head), keys, work.k);
+    FormRows<T>(ValueFactors(problem, batch, head), keys, work.v);
+    for (std::int64_t row = 0; row < N; row += kPairQueries) {
+      const BlockPair pair(
+          problem, {queries.begin + row, std::min(queries.end, queries.begin + row + kPairQueries)},
+          keys);
+      if (pair.hidden >= pair.queries.size()) continue;
+      Weigh<T>(problem, pair, work, ColumnsFrom(work.q_transposed, row), work.max + row,
+               work.sum + row, work.factor + row);
+      MultiplyWeights(problem, pair, work, work.s, work.factor + row, RowsFrom(work.out, row));
     }
-    Product<Left::kTransposed>(work.pairs, s, work.v, pair.Rows(), keys, ChunksOf(problem.E),
-                               AddValues{RowsFrom(work.out, pair.FirstRow()),
-                                         work.factor + pair.FirstRow(), first > 0, nothing});
   }
-  for (std::int64_t i = 0; i < N; ++i) {
-    T* to = RowAt<T>(problem.out, batch, head, queries.begin + i);
-    const Chunk factor = Fill<2>(end == 0 ? 0.0f : problem.value_scale / work.sum[i]);
-    ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
-                                std::int64_t c) ATTNOPS_INLINE_LAMBDA {
-      const Chunk sums = end == 0 ? Fill<2>(0.0f) : Mul(LoadChunk(RowOf(work.out, c, i)), factor);
-      StoreChunkN(sums, to + column, n);
-    });
-    if (problem.lse.data == nullptr) continue;
-    *RowAt<float>(problem.lse, batch, head, queries.begin + i) =
-        end == 0 ? -std::numeric_limits<float>::infinity() : work.max[i] + std::log(work.sum[i]);
-  }
+  StoreOutput<T>(problem, batch, head, queries, end, {work.max, work.sum, work.out});
 }
 
 }  // namespace HWY_NAMESPACE

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "src/ops/tensor_product_attention/prefill-inl.h"
+#include "src/ops/tensor_product_attention/prefill_ranks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnops::tensor_product_attention {
@@ -51,16 +52,111 @@ HWY_INLINE void LoadOutputBlock(const PrefillProblem& problem, const PrefillGrad
 
 // p = exp(s − lse) in the place of s, and p·(scale·ds − Δ) in that of ds, for a chunk of queries.
 template <typename T>
-HWY_INLINE void ScoreGradients(const PrefillProblem& problem, std::int64_t c, std::int64_t keys,
-                               const PrefillWorkspace& work) {
+HWY_INLINE void ScoreGradients(const Panels& s, const Panels& ds, std::int64_t c, std::int64_t keys,
+                               const Chunk& lse, const Chunk& delta, float value_scale) {
+  constexpr Accuracy kAccuracy = AccuracyFor<T>();
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  const Chunk lse = LoadChunk(work.max + c * chunk), delta = LoadChunk(work.sum + c * chunk);
-  ExpScores<T>(work.s, c, keys, lse);
-  const Chunk scale = Fill<2>(problem.value_scale);
-  for (std::int64_t key = 0; key < keys; ++key) {
-    float* ds = RowOf(work.ds, c, key);
-    StoreChunk(Mul(LoadChunk(RowOf(work.s, c, key)), MulSub(LoadChunk(ds), scale, delta)), ds);
+  float *scores = RowOf(s, c, 0), *gradients = RowOf(ds, c, 0);
+  const auto rows = [&]<int K>() ATTNOPS_INLINE_LAMBDA {
+    const auto repeat = [](const Chunk& x) ATTNOPS_INLINE_LAMBDA {
+      return MakePack<2 * K>([&](int i) ATTNOPS_INLINE_LAMBDA { return x.v[i % 2]; });
+    };
+    const Pack<2 * K> p = ExpDifference<kAccuracy>(LoadChunks<K>(scores), repeat(lse));
+    StoreChunks<K>(p, scores);
+    const Pack<2 * K> shifted =
+        MulSub(LoadChunks<K>(gradients), Fill<2 * K>(value_scale), repeat(delta));
+    StoreChunks<K>(Mul(p, shifted), gradients);
+    scores += K * chunk;
+    gradients += K * chunk;
+  };
+  std::int64_t key = 0;
+  // Eight vectors at a time fill the latency of exp.
+  for (; key + 4 <= keys; key += 4) rows.template operator()<4>();
+  for (; key < keys; ++key) rows.template operator()<1>();
+}
+
+// The operands of a pair of blocks: some queries of a larger block that is formed.
+struct PairOperands {
+  Panels q, q_transposed, d_out, d_out_transposed;
+  const float *lse, *delta;
+
+  PairOperands(const PrefillWorkspace& work, std::int64_t row)
+      : q(RowsFrom(work.q, row)),
+        q_transposed(ColumnsFrom(work.q_transposed, row)),
+        d_out(RowsFrom(work.d_out, row)),
+        d_out_transposed(ColumnsFrom(work.d_out_transposed, row)),
+        lse(work.max + row),
+        delta(work.sum + row) {}
+};
+
+// The weights of a pair of blocks in s and the gradients of its scores in ds. Chunks of queries on
+// the diagonal take no more keys than they see; the others have 0.
+template <typename T>
+HWY_INLINE void PairGradients(const PrefillProblem& problem, const BlockPair& pair,
+                              const PairOperands& from, const PrefillWorkspace& work) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  Prefetcher nothing;
+  const auto multiply = [&](std::int64_t c, std::int64_t chunks, std::int64_t keys) HWY_ATTR {
+    const auto from_chunk = [c](const Panels& matrix) HWY_ATTR {
+      return Panels{RowOf(matrix, c, 0), matrix.panel};
+    };
+    const Panels s = from_chunk(work.s), ds = from_chunk(work.ds);
+    Product<Left::kStraight>(work.pairs, work.k, from_chunk(from.q_transposed), keys,
+                             Padded(problem.D), chunks, AddToMatrix{s, false, nothing});
+    Product<Left::kStraight>(work.pairs, work.v, from_chunk(from.d_out_transposed), keys,
+                             Padded(problem.E), chunks, AddToMatrix{ds, false, nothing});
+  };
+  const std::int64_t end = ChunksOf(pair.queries.size());
+  if (pair.Masked()) {
+    for (std::int64_t c = pair.chunk; c < end; ++c) multiply(c, 1, pair.KeysOfChunk(c));
+    pair.Mask(work.s);
+  } else {
+    multiply(pair.chunk, pair.Chunks(), pair.keys.size());
   }
+  for (std::int64_t c = pair.chunk; c < end; ++c) {
+    const std::int64_t keys = pair.KeysOfChunk(c);
+    ScoreGradients<T>(work.s, work.ds, c, keys, LoadChunk(from.lse + c * chunk),
+                      LoadChunk(from.delta + c * chunk), problem.value_scale);
+    for (const Panels& matrix : {work.s, work.ds}) {
+      std::fill_n(RowOf(matrix, c, keys), (pair.keys.size() - keys) * chunk, 0.0f);
+    }
+  }
+}
+
+// Adds the gradients of a pair of blocks to those of its keys and values.
+HWY_INLINE void AddKeyGradients(const PrefillProblem& problem, const BlockPair& pair,
+                                const PairOperands& from, const PrefillWorkspace& work,
+                                const Panels& to_k, const Panels& to_v) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  Prefetcher nothing;
+  // Keys on the diagonal take no more chunks of queries than see the first of them.
+  const std::int64_t step = pair.Masked() ? chunk : pair.keys.size();
+  for (std::int64_t key = 0; key < pair.keys.size(); key += step) {
+    const std::int64_t c = std::max<std::int64_t>(pair.hidden + key, 0) / chunk;
+    const std::int64_t rows = std::min(step, pair.keys.size() - key), row = c * chunk;
+    const std::int64_t depth = Padded(pair.queries.size()) - row;
+    if (depth <= 0) break;
+    const auto rows_of = [&](const Panels& matrix) HWY_ATTR {
+      return Panels{RowOf(matrix, c, key), matrix.panel};
+    };
+    Product<Left::kStraight>(work.pairs, rows_of(work.s), RowsFrom(from.d_out, row), rows, depth,
+                             ChunksOf(problem.E), AddToMatrix{RowsFrom(to_v, key), true, nothing});
+    Product<Left::kStraight>(work.pairs, rows_of(work.ds), RowsFrom(from.q, row), rows, depth,
+                             ChunksOf(problem.D), AddToMatrix{RowsFrom(to_k, key), true, nothing});
+  }
+}
+
+// Adds them to those of its queries.
+HWY_INLINE void AddQueryGradients(const PrefillProblem& problem, const BlockPair& pair,
+                                  const PrefillWorkspace& work, const Panels& to) {
+  const auto chunk = static_cast<std::int64_t>(ChunkSize());
+  Prefetcher nothing;
+  const auto multiply = [&](std::int64_t c, std::int64_t rows, std::int64_t keys) HWY_ATTR {
+    Product<Left::kTransposed>(work.pairs, Panels{RowOf(work.ds, c, 0), work.ds.panel}, work.k,
+                               rows, keys, ChunksOf(problem.D),
+                               AddToMatrix{RowsFrom(to, c * chunk), true, nothing});
+  };
+  pair.ForEachDepth(multiply);
 }
 
 template <typename T>
@@ -78,7 +174,6 @@ void BackwardHead(const PrefillProblem& problem, const PrefillGradients& gradien
   if (of_queries) zero(to.q, ranges.queries.size(), problem.D);
   if (of_keys) zero(to.k, ranges.keys.size(), problem.D);
   if (of_keys) zero(to.v, ranges.keys.size(), problem.E);
-  Prefetcher nothing;
   for (std::int64_t query = all_queries.begin; query < all_queries.end; query += kQueryBlock) {
     const Range queries{query, std::min(all_queries.end, query + kQueryBlock)};
     const std::int64_t end = std::min(all_keys.end, problem.KeysOf(batch, queries.end - 1));
@@ -86,33 +181,23 @@ void BackwardHead(const PrefillProblem& problem, const PrefillGradients& gradien
     FormQueryBlock<T>(problem, batch, head, queries, work);
     LoadOutputBlock<T>(problem, gradients, batch, head, queries, work);
     for (std::int64_t first = all_keys.begin; first < end; first += kKeyBlock) {
-      const BlockPair pair(problem, queries, {first, std::min(end, first + kKeyBlock)});
-      const std::int64_t keys = pair.keys.size();
-      FormRows<T>(KeyFactors(problem, batch, head), pair.keys, work.k);
-      FormRows<T>(ValueFactors(problem, batch, head), pair.keys, work.v);
-      const Panels s = pair.Columns(work.s), ds = pair.Columns(work.ds);
-      Product<Left::kStraight>(work.pairs, work.k, pair.Columns(work.q_transposed), keys,
-                               Padded(problem.D), pair.Chunks(), AddToMatrix{s, false, nothing});
-      Product<Left::kStraight>(work.pairs, work.v, pair.Columns(work.d_out_transposed), keys,
-                               Padded(problem.E), pair.Chunks(), AddToMatrix{ds, false, nothing});
-      pair.Mask(work.s);
-      for (std::int64_t c = pair.chunk; c < ChunksOf(queries.size()); ++c) {
-        ScoreGradients<T>(problem, c, keys, work);
-      }
-      const std::int64_t row = pair.FirstRow(), depth = Padded(queries.size()) - row;
-      if (of_keys) {
-        const std::int64_t key = first - ranges.keys.begin;
-        Product<Left::kStraight>(work.pairs, s, RowsFrom(work.d_out, row), keys, depth,
-                                 ChunksOf(problem.E),
-                                 AddToMatrix{RowsFrom(to.v, key), true, nothing});
-        Product<Left::kStraight>(work.pairs, ds, RowsFrom(work.q, row), keys, depth,
-                                 ChunksOf(problem.D),
-                                 AddToMatrix{RowsFrom(to.k, key), true, nothing});
-      }
-      if (of_queries) {
-        Product<Left::kTransposed>(
-            work.pairs, ds, work.k, pair.Rows(), keys, ChunksOf(problem.D),
-            AddToMatrix{RowsFrom(to.q, query - ranges.queries.begin + row), true, nothing});
+      const Range keys{first, std::min(end, first + kKeyBlock)};
+      FormRows<T>(KeyFactors(problem, batch, head), keys, work.k);
+      FormRows<T>(ValueFactors(problem, batch, head), keys, work.v);
+      for (std::int64_t row = 0; row < queries.size(); row += kPairQueries) {
+        const BlockPair pair(
+            problem, {query + row, std::min(queries.end, query + row + kPairQueries)}, keys);
+        if (pair.hidden >= pair.queries.size()) continue;
+        const PairOperands operands(work, row);
+        PairGradients<T>(problem, pair, operands, work);
+        if (of_keys) {
+          const std::int64_t key = first - ranges.keys.begin;
+          AddKeyGradients(problem, pair, operands, work, RowsFrom(to.k, key), RowsFrom(to.v, key));
+        }
+        if (of_queries) {
+          AddQueryGradients(problem, pair, work,
+                            RowsFrom(to.q, query + row - ranges.queries.begin));
+        }
       }
     }
   }

@@ -20,6 +20,14 @@ constexpr std::int64_t kMostWaveBytes = std::int64_t{28} << 20;
 // Bound of the sums over heads. Longer sequences are cut into segments, with passes of their own
 // for queries and keys.
 constexpr std::int64_t kSumBytes = std::int64_t{24} << 20;
+// Bound of what the heads of all tasks at work have in the forward through the ranks.
+constexpr std::int64_t kOutputBytes = std::int64_t{24} << 20;
+// Tasks for each thread that make their different sizes even.
+constexpr std::int64_t kTasksOfWorker = 8;
+// The products of a vector of queries and a block of keys stay in L1 for so many pairs of ranks.
+constexpr std::int64_t kMostRanks = 16;
+// What a score through the ranks costs beside its multiply-adds, in multiply-adds.
+constexpr std::int64_t kRankScores = 4;
 // Tokens whose gradients a task takes apart.
 constexpr std::int64_t kSplitTokens = 32;
 
@@ -37,20 +45,27 @@ class PrefillCall {
     workers_ = work < kSerialWork ? 1 : MaxWorkers();
   }
 
-  // A task is a block of queries of a head. Late queries see the most keys and come first.
+  // A task is a block of queries of some heads: of one, or of all if their scores are had through
+  // the ranks, but of fewer where there would be too few tasks or too much memory. Late queries see
+  // the most keys and come first.
   void Forward() const {
-    const std::int64_t blocks = DivideUp(problem_.N, kQueryBlock);
-    const std::int64_t heads = problem_.B * problem_.H;
-    const int workers = static_cast<int>(std::min<std::int64_t>(workers_, blocks * heads));
+    const std::int64_t block = problem_.through_ranks ? kRankQueryBlock : kQueryBlock;
+    const std::int64_t blocks = DivideUp(problem_.N, block);
+    const std::int64_t heads = HeadsOfTask(blocks * problem_.B);
+    const std::int64_t groups = DivideUp(problem_.H, heads);
+    const std::int64_t tasks = blocks * problem_.B * groups;
+    const int workers = static_cast<int>(std::min<std::int64_t>(workers_, tasks));
     Workspaces works;
     ScratchPlan plan;
-    Plan(plan, works, false);
+    Plan(plan, works, false, heads);
     Scratch scratch(plan.Bytes(workers));
     plan.Take(scratch, workers);
-    RunTasks(blocks * heads, workers, [&](std::int64_t task, int worker) {
-      const std::int64_t first = (blocks - 1 - task / heads) * kQueryBlock;
-      kernels_.attend(problem_, task % heads / problem_.H, task % problem_.H,
-                      {first, std::min(problem_.N, first + kQueryBlock)}, works.At(worker));
+    RunTasks(tasks, workers, [&](std::int64_t task, int worker) {
+      const std::int64_t first = (blocks - 1 - task / (problem_.B * groups)) * block;
+      const std::int64_t head = task % groups * heads;
+      kernels_.attend(problem_, task / groups % problem_.B,
+                      {head, std::min(problem_.H, head + heads)},
+                      {first, std::min(problem_.N, first + block)}, works.At(worker));
     });
   }
 
@@ -78,37 +93,67 @@ class PrefillCall {
     Matrices q, q_transposed, k, v, s, out, d_out, d_out_transposed, ds;
     Arrays max, sum, factor;
     PairSpaces pairs;
+    RanksWorkspaces ranks;
 
     PrefillWorkspace At(std::int64_t i) const {
-      return {q.At(i),      q_transposed.At(i), k.At(i),     v.At(i),
-              s.At(i),      out.At(i),          max.At(i),   sum.At(i),
-              factor.At(i), pairs.At(i),        d_out.At(i), d_out_transposed.At(i),
+      return {q.At(i),
+              q_transposed.At(i),
+              k.At(i),
+              v.At(i),
+              s.At(i),
+              out.At(i),
+              max.At(i),
+              sum.At(i),
+              factor.At(i),
+              pairs.At(i),
+              ranks.At(i),
+              d_out.At(i),
+              d_out_transposed.At(i),
               ds.At(i)};
     }
   };
 
-  void Plan(ScratchPlan& plan, Workspaces& work, bool backward) const {
+  // Heads of a task of the forward, where there are so many tasks for all heads.
+  std::int64_t HeadsOfTask(std::int64_t tasks) const {
+    if (!problem_.through_ranks) return 1;
+    // Causal tasks differ in size.
+    const std::int64_t wanted = workers_ == 1 ? 1 : kTasksOfWorker * workers_;
+    const std::int64_t of_head = FloatBytes(
+        Panels::Size(kRankQueryBlock, problem_.E, kernels_.chunk) + kRankQueryBlock * problem_.Rq);
+    const std::int64_t fit =
+        std::clamp<std::int64_t>(kOutputBytes / workers_ / of_head, 1, problem_.H);
+    const std::int64_t groups =
+        std::max(DivideUp(problem_.H, fit),
+                 std::min(DivideUp(wanted, tasks), DivideUp(problem_.H, kHeadsTogether)));
+    return DivideUp(problem_.H, groups);
+  }
+
+  void Plan(ScratchPlan& plan, Workspaces& work, bool backward, std::int64_t heads) const {
     const std::int64_t D = problem_.D, E = problem_.E, chunk = kernels_.chunk;
-    const std::int64_t queries = RoundUp(std::min(problem_.N, kQueryBlock), chunk);
+    const bool ranks = !backward && problem_.through_ranks;
+    const std::int64_t queries =
+        RoundUp(std::min(problem_.N, ranks ? kRankQueryBlock : kQueryBlock), chunk);
     const std::int64_t rows_of_d = RoundUp(D, chunk), rows_of_e = RoundUp(E, chunk);
     work.q.Plan(plan, queries, D, chunk);
     work.q_transposed.Plan(plan, rows_of_d, queries, chunk);
     work.k.Plan(plan, kKeyBlock, D, chunk);
     work.v.Plan(plan, kKeyBlock, E, chunk);
     work.s.Plan(plan, kKeyBlock, queries, chunk);
-    plan.AddForWorkers(work.max, queries);
-    plan.AddForWorkers(work.sum, queries);
+    plan.AddForWorkers(work.max, heads * queries);
+    plan.AddForWorkers(work.sum, heads * queries);
     if (backward) {
       work.d_out.Plan(plan, queries, E, chunk);
       work.d_out_transposed.Plan(plan, rows_of_e, queries, chunk);
       work.ds.Plan(plan, kKeyBlock, queries, chunk);
     } else {
-      work.out.Plan(plan, queries, E, chunk);
-      plan.AddForWorkers(work.factor, queries);
+      plan.AddForWorkers(work.factor, heads * queries);
+      if (!ranks) work.out.Plan(plan, queries, E, chunk);
     }
+    if (ranks) work.ranks.Plan(plan, problem_, heads, queries, chunk);
     const std::int64_t features = std::max({rows_of_d, rows_of_e, queries});
-    work.pairs.Plan(plan, problem_.dot, kKeyBlock, features, std::max(features, kKeyBlock), queries,
-                    features, chunk);
+    work.pairs.Plan(plan, problem_.dot, kKeyBlock * (ranks ? problem_.Rk : 1), features,
+                    std::max(features, kKeyBlock), queries,
+                    std::max(features, ranks ? problem_.Rq * chunk : 0), chunk);
   }
 
   std::int64_t Columns(std::int64_t features) const { return RoundUp(features, kernels_.chunk); }
@@ -145,7 +190,7 @@ class PrefillCall {
     Waves waves;
     Arrays bq, bk, bv;
     ScratchPlan plan;
-    Plan(plan, works, true);
+    Plan(plan, works, true, 1);
     const auto add = [&](Matrices& matrices, std::int64_t rows, std::int64_t columns) {
       matrices.panel = Panels::PanelSize(rows, chunk);
       plan.Add(matrices.arrays, Panels::Size(rows, columns, chunk), wave);
@@ -189,10 +234,21 @@ PrefillCall CallOf(PrefillProblem problem, Precision precision) {
   const TargetIndex target = ChosenTarget();
   // Two parts of a weight would cost what float32 does.
   if (precision == Precision::kMedium) problem.dot = FindDotTile(target);
+  problem.through_ranks = ThroughRanks(problem);
   return PrefillCall(problem, target);
 }
 
 }  // namespace
+
+// Scores cost R_q·R_k·D multiply-adds for a query and a key, and R_q·R_k for each head, or D for
+// each head; those of bfloat16 products count half.
+bool ThroughRanks(const PrefillProblem& problem) {
+  if (problem.aq.data == nullptr || problem.Rq < 1 || problem.Rk < 1) return false;
+  const std::int64_t ranks = problem.Rq * problem.Rk;
+  if (problem.Rq > kMostQueryRanks || ranks > kMostRanks) return false;
+  const std::int64_t D = problem.dot == nullptr ? problem.D : DivideUp(problem.D, 2);
+  return ranks * (D + problem.H) + kRankScores * problem.H < problem.H * D;
+}
 
 void RunPrefill(const PrefillProblem& problem, Precision precision) {
   CallOf(problem, precision).Forward();

@@ -123,9 +123,20 @@ AppendKernel AppendKernelOf(TargetIndex target);
 void RunDecode(const DecodeProblem& problem, Precision precision, TpaSplit split);
 
 // Queries and keys that are worked on at a time. A block of keys is formed for each block of
-// queries, so that is the larger one; all matrices of a pair of blocks stay in L2.
+// queries, so that is the larger one; all matrices of a pair of blocks stay in L2. kPairQueries of
+// the queries are multiplied with the keys at a time: their scores stay in L1.
 constexpr std::int64_t kQueryBlock = 128;
+constexpr std::int64_t kPairQueries = 64;
 constexpr std::int64_t kKeyBlock = 64;
+
+// Scores through the ranks: the products of bq and bk of a block of queries and keys are shared by
+// the heads. Those of a vector of queries stay in L1, kTileBytes, while kHeadsTogether heads take
+// their scores from them, whose weights stay in L2.
+constexpr std::int64_t kRankQueryBlock = 64;
+constexpr std::int64_t kTileBytes = std::int64_t{24} << 10;
+constexpr std::int64_t kHeadsTogether = 8;
+// R_q that is compiled for.
+constexpr std::int64_t kMostQueryRanks = 8;
 
 // Attention of N queries to M keys. Rows of aq, ak, av and the output are heads, those of bq, bk
 // and bv ranks. Without aq, q has the whole queries.
@@ -136,6 +147,7 @@ struct PrefillProblem {
   Input aq, bq, q, ak, bk, av, bv;
   Output out, lse;  // lse (batch, head, token); may be missing
   float score_scale, value_scale;
+  bool through_ranks = false;             // scores as Σ aq·ak·⟨bq, bk⟩ instead of ⟨q, k⟩
   const std::int64_t* lengths = nullptr;  // keys of each sequence; all M if missing
   DotTile dot = nullptr;
 
@@ -152,13 +164,35 @@ struct PrefillGradients {
   Output aq, bq, q, ak, bk, av, bv;
 };
 
+// Matrices of one size, one after the other.
+struct PanelsList {
+  Panels first;
+  std::int64_t size = 0;
+
+  Panels At(std::int64_t i) const { return {first.data + i * size, first.panel}; }
+};
+
+// What a task needs beside for scores through the ranks.
+struct RanksWorkspace {
+  std::int64_t keys;   // of a block
+  Panels bq;           // (D, queries): chunk by chunk of the queries, a panel for each rank
+  Panels bk;           // (keys·R_k, D)
+  float* aq;           // (heads, vectors of queries, R_q, lanes), scaled
+  float* ak;           // (heads, keys, R_k)
+  float* products;     // (vectors of queries, keys, R_k, R_q, lanes)
+  std::int64_t tile;   // from one vector of queries to the next
+  PanelsList weights;  // of kHeadsTogether heads: (keys, queries)
+  PanelsList out;      // of all heads: (queries, E)
+};
+
 struct PrefillWorkspace {
   Panels q, q_transposed;     // (queries, D) and (D, queries), scaled
   Panels k, v;                // (keys, D), (keys, E)
   Panels s;                   // (keys, queries): scores, then weights
   Panels out;                 // (queries, E)
-  float *max, *sum, *factor;  // of each query
+  float *max, *sum, *factor;  // of each query, and of each head of a task
   PairSpace pairs;
+  RanksWorkspace ranks;
   // For the backward:
   Panels d_out, d_out_transposed;  // (queries, E) and (E, queries)
   Panels ds;                       // (keys, queries): gradients of the scores
@@ -181,8 +215,9 @@ struct BackwardRanges {
 
 struct PrefillKernels {
   std::int64_t chunk;
-  void (*attend)(const PrefillProblem& problem, std::int64_t batch, std::int64_t head,
-                 Range queries, const PrefillWorkspace& work);
+  // The output of a block of queries of some heads.
+  void (*attend)(const PrefillProblem& problem, std::int64_t batch, Range heads, Range queries,
+                 const PrefillWorkspace& work);
   // Sets the gradients of a head.
   void (*backward)(const PrefillProblem& problem, const PrefillGradients& gradients,
                    std::int64_t batch, std::int64_t head, const BackwardRanges& ranges,
@@ -197,6 +232,9 @@ struct PrefillKernels {
                      std::int64_t batch, Range heads, Range segment, Range tokens,
                      const HeadGradients* from, const FactorSums& sums);
 };
+
+// Whether scores through the ranks are the cheaper ones; a choice by sizes alone.
+bool ThroughRanks(const PrefillProblem& problem);
 
 // Over checked arguments; there are queries and heads.
 void RunPrefill(const PrefillProblem& problem, Precision precision);

@@ -2,6 +2,7 @@
 #ifndef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_WORKSPACE_H_
 #define ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_WORKSPACE_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "src/core/numeric.h"
@@ -47,6 +48,46 @@ struct PairSpaces {
   PairSpace At(std::int64_t i) const {
     if (dot == nullptr) return {};
     return {dot, {reinterpret_cast<BFloat16*>(rows.At(i)), stride}, left.At(i), right.At(i)};
+  }
+};
+
+// The memory of scores through the ranks, for each worker.
+struct RanksWorkspaces {
+  std::int64_t keys = 0, tile = 0, weights_size = 0, out_size = 0;
+  Matrices bq, bk, weights, out;
+  Arrays aq, ak, products;
+
+  void Plan(ScratchPlan& plan, const PrefillProblem& problem, std::int64_t heads,
+            std::int64_t queries, std::int64_t chunk) {
+    const std::int64_t ranks = problem.Rq * problem.Rk, lanes = chunk / 2;
+    const std::int64_t bytes = ranks * lanes * static_cast<std::int64_t>(sizeof(float));
+    keys = std::clamp<std::int64_t>(kTileBytes / bytes / 16 * 16, 16, kKeyBlock);
+    // Tiles that are a power of two apart would all begin in the same set of the cache.
+    tile = keys * ranks * lanes + chunk;
+    bq.Plan(plan, RoundUp(problem.D, chunk), queries * problem.Rq, chunk);
+    bk.Plan(plan, keys * problem.Rk, problem.D, chunk);
+    plan.AddForWorkers(aq, heads * queries * problem.Rq);
+    plan.AddForWorkers(ak, heads * keys * problem.Rk);
+    plan.AddForWorkers(products, queries / lanes * tile);
+    const auto add = [&](Matrices& matrices, std::int64_t& size, std::int64_t rows,
+                         std::int64_t columns, std::int64_t count) {
+      matrices.panel = Panels::PanelSize(rows, chunk);
+      size = Panels::Size(rows, columns, chunk);
+      plan.AddForWorkers(matrices.arrays, count * size);
+    };
+    add(weights, weights_size, keys, queries, std::min(heads, kHeadsTogether));
+    add(out, out_size, queries, problem.E, heads);
+  }
+  RanksWorkspace At(std::int64_t i) const {
+    return {keys,
+            bq.At(i),
+            bk.At(i),
+            aq.At(i),
+            ak.At(i),
+            products.At(i),
+            tile,
+            {weights.At(i), weights_size},
+            {out.At(i), out_size}};
   }
 };
 
