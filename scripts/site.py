@@ -16,7 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FRONT = {"README.md": "index.md"}
 # Files that pages link to, beside pages: folder and patterns.
-ASSETS = {"docs/images": ["**/*.svg"], "examples": ["*.py", "*.cc"], "examples/cpp": ["*.*"]}
+ASSETS = {
+    "docs/images": ["**/*.svg", "**/*.png"],
+    "examples": ["*.py", "*.cc"],
+    "examples/cpp": ["*.*"],
+}
 
 FENCE = re.compile(r"^(```.*?^```[ \t]*$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
@@ -27,6 +31,8 @@ STYLE = """\
 .md-typeset table:not([class]) { font-variant-numeric: tabular-nums; }
 .md-typeset table:not([class]) th { min-width: 0; }
 .md-typeset table:not([class]) :is(td, th) { padding: 0.5em 0.8em; }
+/* A line of 100 letters without scrolling at 1280 px. */
+.md-typeset pre > code { font-size: 0.73em; }
 .md-typeset td:first-child code { white-space: nowrap; }
 .doc-heading code, .doc-signature { overflow-wrap: anywhere; }
 """
@@ -103,6 +109,7 @@ def main() -> None:
         put_together(listed_pages(config.nav), Path(folder))
         build(config)
     print(f"the site is in {site}: open {site / 'index.html'}")
+    print(f"its search needs a server: python3 -m http.server --directory {site}")
 
 
 if __name__ == "__main__":
