@@ -6,7 +6,9 @@ the whole, and no more than that can be gained.
 
 import argparse
 import time
-from statistics import median
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import quantiles
 
 import matplotlib
 import torch
@@ -15,84 +17,84 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
+import attnops
 from attnops import hf
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 WAYS = ("transformers", "attnops")
+PARTS = ("prompt", "step")
+# Of the wall, or of the processors: where others run too, with one thread.
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class Stopwatch:
     """The time of the encoding alone: of its module and of its function."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds, self.clock = 0.0, clock
 
     def around(self, function):
         def timed(*args, **kwargs):
-            start = time.perf_counter()
+            start = self.clock()
             result = function(*args, **kwargs)
-            self.seconds += time.perf_counter() - start
+            self.seconds += self.clock() - start
             return result
 
         return timed
 
 
-def set_way(model: nn.Module, way: str) -> None:
-    """Patched or not."""
-    if way == "attnops":
-        hf.patch(model)
-    else:
-        hf.unpatch(model)
-
-
-def run(model: nn.Module, tokens: Tensor, steps: int) -> tuple[float, float, Tensor]:
-    """Seconds of the prompt and of a step, and the logits of all."""
-    start = time.perf_counter()
-    out = model(tokens, use_cache=True, logits_to_keep=1)
-    prompt = time.perf_counter() - start
-    logits = [out.logits[:, -1]]
-    start = time.perf_counter()
-    for _ in range(steps):
-        token = tokens[:, :1]  # the same for both ways
-        out = model(token, past_key_values=out.past_key_values, use_cache=True)
-        logits.append(out.logits[:, -1])
-    return prompt, (time.perf_counter() - start) / steps, torch.stack(logits)
-
-
-def share(model: nn.Module, tokens: Tensor, steps: int) -> tuple[float, float]:
-    """The encoding's share of the prompt's time and of a step's."""
-    module, rotary = modeling_llama, model.model.rotary_emb
-    apply, forward = module.apply_rotary_pos_emb, rotary.forward
-    watch = Stopwatch()
-    module.apply_rotary_pos_emb = watch.around(apply)
+@contextmanager
+def encoding_timed(model: nn.Module, clock: Callable[[], float]) -> Iterator[Stopwatch]:
+    """Times the encoding of a model, whichever it has."""
+    rotary, watch = model.model.rotary_emb, Stopwatch(clock)
+    apply, forward = modeling_llama.apply_rotary_pos_emb, rotary.forward
+    modeling_llama.apply_rotary_pos_emb = watch.around(apply)
     rotary.forward = watch.around(forward)
     try:
-        out = model(tokens, use_cache=True, logits_to_keep=1)  # warm
-        watch.seconds, start = 0.0, time.perf_counter()
-        out = model(tokens, use_cache=True, logits_to_keep=1)
-        prompt = watch.seconds / (time.perf_counter() - start)
-        watch.seconds, start = 0.0, time.perf_counter()
-        for _ in range(steps):
-            out = model(tokens[:, :1], past_key_values=out.past_key_values, use_cache=True)
-        return prompt, watch.seconds / (time.perf_counter() - start)
+        yield watch
     finally:
-        module.apply_rotary_pos_emb, rotary.forward = apply, forward
+        modeling_llama.apply_rotary_pos_emb, rotary.forward = apply, forward
 
 
-def draw(results: dict[str, dict[str, float]], path: str) -> None:
-    """Bars of both ways, the encoding's part of them darker."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2))
-    for axis, what in zip(axes, ("prompt", "step"), strict=True):
-        whole = [results[way][what] * 1e3 for way in WAYS]
-        part = [results[way][what] * 1e3 * results[way][f"{what} share"] for way in WAYS]
-        axis.bar(WAYS, whole, color="#9ecae1", label="the rest")
-        axis.bar(WAYS, part, color="#08519c", label="the encoding")
+def run(
+    model: nn.Module, tokens: Tensor, steps: int, clock: Callable[[], float]
+) -> tuple[list[float], Tensor]:
+    """Seconds of the prompt and of its encoding, of a step and of its encoding; the logits."""
+    with encoding_timed(model, clock) as watch:
+        start = clock()
+        out = model(tokens, use_cache=True, logits_to_keep=1)
+        seconds = [clock() - start, watch.seconds]
+        logits = [out.logits[:, -1]]
+        watch.seconds, start = 0.0, clock()
+        for _ in range(steps):
+            token = tokens[:, :1]  # the same for both ways
+            out = model(token, past_key_values=out.past_key_values, use_cache=True)
+            logits.append(out.logits[:, -1])
+        seconds += [(clock() - start) / steps, watch.seconds / steps]
+    return seconds, torch.stack(logits)
+
+
+def draw(results: dict[str, list[list[float]]], path: str) -> None:
+    """Bars of both ways, the encoding's part of them darker, and the quartiles of the whole."""
+    figure, axes = plt.subplots(1, 2, figsize=(7, 2.8))
+    for i, (axis, what) in enumerate(zip(axes, PARTS, strict=True)):
+        low, whole, high = (
+            [results[way][2 * i][quartile] * 1e3 for way in WAYS] for quartile in range(3)
+        )
+        part = [results[way][2 * i + 1][1] * 1e3 for way in WAYS]
+        below = [w - a for w, a in zip(whole, low, strict=True)]
+        above = [b - w for w, b in zip(whole, high, strict=True)]
+        style = {"ecolor": "gray", "capsize": 4}
+        axis.bar(
+            WAYS, whole, 0.6, yerr=(below, above), color="#9ecae1", error_kw=style, label="the rest"
+        )
+        axis.bar(WAYS, part, 0.6, color="#08519c", label="the encoding")
         axis.set_title(f"{what}, ms")
-    axes[0].legend()
+    axes[0].legend(loc="lower center")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=90)
 
 
 def main() -> None:
@@ -100,7 +102,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of the prompt")
     parser.add_argument("--steps", type=int, default=4, help="tokens after it")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--picture", default="llama_patched.png")
     options = parser.parse_args()
 
@@ -118,33 +121,38 @@ def main() -> None:
     tokens = torch.randint(config.vocab_size, (1, options.tokens))
     print(hf.patch(model))
 
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    times: dict[str, list[list[float]]] = {way: [] for way in WAYS}
     logits = {}
-    results = {}
-    with torch.inference_mode(), tqdm(total=2 * options.rounds + 4, disable=None) as bar:
-        for counts in [False] + [True] * options.rounds:  # the first is a warm-up
-            for way in WAYS:
-                set_way(model, way)
+    with torch.inference_mode(), tqdm(total=2 * (options.rounds + 1), disable=None) as bar:
+        for turn in range(options.rounds + 1):
+            # Each way is the first as often as the second.
+            for way in WAYS[:: -1 if turn % 2 else 1]:
+                change = hf.patch if way == "attnops" else hf.unpatch
+                change(model)
                 bar.set_description(way)
-                *seconds, logits[way] = run(model, tokens, options.steps)
-                if counts:
-                    times[way].append(tuple(seconds))
+                seconds, logits[way] = run(model, tokens, options.steps, CLOCKS[options.clock])
+                if turn > 0:  # the first is a warm-up
+                    times[way].append(seconds)
                 bar.update()
-        for way in WAYS:
-            set_way(model, way)
-            prompt, step = (median(column) for column in zip(*times[way], strict=True))
-            shares = share(model, tokens, options.steps)
-            results[way] = {"prompt": prompt, "step": step}
-            results[way] |= {"prompt share": shares[0], "step share": shares[1]}
-            bar.update()
     torch.testing.assert_close(logits["attnops"], logits["transformers"], rtol=1e-3, atol=1e-3)
 
-    print(f"{'':14}{'prompt':>10}{'encoding':>10}{'step':>10}{'encoding':>10}")
-    for way, r in results.items():
-        print(
-            f"{way:14}{r['prompt'] * 1e3:7.1f} ms{r['prompt share']:10.1%}"
-            f"{r['step'] * 1e3:7.2f} ms{r['step share']:10.1%}"
-        )
+    # The three quartiles of each column.
+    results = {
+        way: [quantiles(column, method="inclusive") for column in zip(*times[way], strict=True)]
+        for way in WAYS
+    }
+    info = attnops.info()
+    print(f"{options.layers} layers, {options.tokens} tokens, then {options.steps} steps")
+    print(f"{options.rounds} rounds, {info.threads} threads, {info.target}, {options.clock} time")
+    for i, what in enumerate(PARTS):
+        print(f"{what:14}{'median':>9}{'quartiles':>20}{'encoding':>12}{'share':>8}")
+        for way in WAYS:
+            low, whole, high = (1e3 * s for s in results[way][2 * i])
+            part = 1e3 * results[way][2 * i + 1][1]
+            print(
+                f"  {way:12}{whole:6.1f} ms{low:10.1f} to {high:6.1f}"
+                f"{part:9.2f} ms{part / whole:8.1%}"
+            )
     draw(results, options.picture)
     print(f"the same logits; picture: {options.picture}")
 
