@@ -51,7 +51,7 @@ def own_column(columns: list[Column]) -> Column:
 
 
 def weight(table: Table, n: int, column: Column) -> float:
-    """Roughly the seconds a cell takes on two processors, most of them for the compiler."""
+    """A rough estimate of the seconds a cell takes; the shares of it are the time left."""
     moved = operators()[table.operator].cost(Case.of(table, n, 1)).moved
     return (3.0 if column.compiled else 0.5) + moved / 1e9
 

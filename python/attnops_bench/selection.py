@@ -10,8 +10,8 @@ from attnops_bench import published
 from attnops_bench.tables import PRECISIONS, Table, all_tables, operators
 
 # Every operator, the published ones in both passes, time and memory, without the variants that tell
-# little more. With three sizes each it takes some nine minutes on two processors, half of them
-# compiling the peers: a test adds up the estimates.
+# little more. Three sizes each are to take less than ten minutes, much of it for the compiler: a
+# test adds up the estimates of the cells.
 QUICK = (
     "flao-*@none",
     "flao_fal-*-dim128-[bf]*",
