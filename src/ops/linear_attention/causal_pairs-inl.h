@@ -38,13 +38,17 @@ struct Scaled {
   }
 };
 
-// Scores: sums times the scale and the mask, if there is one, rounded to bfloat16. `rows`, if it
-// has data, gets them as operands, `to` in float32: the gradients of decays are differences of
-// sums with the same scores, which must be rounded alike.
+// Where a tile's own rows are multiplied one by one: with rounded scores, or as they are. The
+// gradients of decays are differences of sums with the same scores, which must be rounded alike.
+enum class OwnScores { kRounded, kExact };
+
+// Scores: sums times the scale and the mask, if there is one. `rows`, if it has data, gets them
+// rounded to bfloat16 as operands, `to` in float32.
 struct StoreScores {
   Panels mask, to;
   Rows<BFloat16> rows;
   float scale;
+  OwnScores own;
   Prefetcher& prefetcher;
 
   HWY_INLINE std::size_t Elements(std::int64_t) const { return ChunkSize(); }
@@ -53,7 +57,7 @@ struct StoreScores {
     Chunk product = Mul(sums, Fill<2>(scale));
     if (mask.data != nullptr) product = Mul(product, LoadChunk(At(mask, row, chunk)));
     float* at = At(to, row, chunk);
-    StoreChunk(RoundChunk(product), at);
+    StoreChunk(own == OwnScores::kExact ? product : RoundChunk(product), at);
     if (rows.data != nullptr) {
       StoreChunk(LoadFloatsAs<BFloat16>(at, ChunkSize()), ChunkOf(rows[row], chunk));
     }
@@ -63,13 +67,14 @@ struct StoreScores {
 // The lower triangle of x·yᵀ in work.scores or work.d_scores, times the decays between its tokens.
 inline void MakePairTriangle(const Problem& problem, const Rows<const BFloat16>& x,
                              const Rows<const BFloat16>& y, std::int64_t tokens,
-                             std::int64_t features, float scale, const Rows<BFloat16>& rows,
-                             const Workspace& work, const Panels& to, Prefetcher& prefetcher) {
+                             std::int64_t features, float scale, OwnScores own,
+                             const Rows<BFloat16>& rows, const Workspace& work, const Panels& to,
+                             Prefetcher& prefetcher) {
   LoadTransposedPairs(y.data, y.stride, tokens, features, work.columns);
   const LeftPairs left = LeftOfRows(x, tokens, features, work.rows16);
   MultiplyPairsLower(
       problem.dot, left.left, work.columns, tokens, left.depth,
-      StoreScores{problem.has_decay ? work.mask : Panels{}, to, rows, scale, prefetcher});
+      StoreScores{problem.has_decay ? work.mask : Panels{}, to, rows, scale, own, prefetcher});
 }
 
 // Rows of a tensor, times their factors if there are such, as pairs of tokens.
@@ -101,7 +106,7 @@ inline void UpdateByPairs(const Problem& problem, const Panels& x, const Panels&
   });
 }
 
-// Scores that were rounded, as rows and as pairs of rows.
+// The triangle of scores, from their rounded rows or as pairs of rows.
 HWY_INLINE PairTriangle<Triangle::kLower> LowerTriangle(const Panels& scores, const Panels& b,
                                                         std::int64_t tokens,
                                                         const Workspace& work) {
@@ -127,8 +132,8 @@ inline void ForwardInPairs(const Problem& problem, Head head, Range block, const
   PairTokens(v.data, v.stride, tokens, E, work.v);
   if (outputs) {
     const Rows<const T> q = RowsOf<T>(problem.q, head, head.key_head, block);
-    MakePairTriangle(problem, q, k, tokens, D, 1.0f, work.score_rows, work, work.scores,
-                     prefetcher);
+    MakePairTriangle(problem, q, k, tokens, D, 1.0f, OwnScores::kExact, work.score_rows, work,
+                     work.scores, prefetcher);
     PairRows(states.run, Padded(D), ChunksOf(E), work.state_pairs);
     const LeftPairs left = LeftOfRows(q, tokens, D, work.rows16);
     MultiplyPairsSum(problem.dot, tokens, ChunksOf(E),
@@ -166,15 +171,15 @@ inline void BackwardInPairs(const Problem& problem, Head head, const BackwardBlo
   prefetcher.Spread(2 * PausesOf(tokens, E / 2, D) + PausesOf(tokens, D / 2, E) +
                     PausesOf(D, tokens / 2, E));
   LoadTokenDecays<T>(problem, head, range, work, problem.decay == Decay::kToken);
-  // F·scale of each token, and room for a tile.
-  alignas(64) float scales[kBlockTokens + kTileRows];
+  float scales[kBlockTokens];  // F·scale of each token
   for (std::int64_t i = 0; i < tokens; ++i) {
     scales[i] = problem.scale * (problem.has_decay ? work.from_start[i] : 1.0f);
   }
   const float* to_end = problem.has_decay ? work.to_end : nullptr;
-  MakePairTriangle(problem, q, k, tokens, D, problem.scale, {}, work, work.scores, prefetcher);
-  MakePairTriangle(problem, g, v, tokens, E, problem.scale, work.score_rows, work, work.d_scores,
-                   prefetcher);
+  MakePairTriangle(problem, q, k, tokens, D, problem.scale, OwnScores::kRounded, {}, work,
+                   work.scores, prefetcher);
+  MakePairTriangle(problem, g, v, tokens, E, problem.scale, OwnScores::kRounded, work.score_rows,
+                   work, work.d_scores, prefetcher);
   PairTokens(q.data, q.stride, tokens, D, work.q);
   PairTokens(k.data, k.stride, tokens, D, work.k);
   PairTokens(g.data, g.stride, tokens, E, work.g);
