@@ -2,7 +2,10 @@
 
 from importlib.metadata import version as _version
 
-from attnops import _library  # noqa: F401, I001  (first: the others need its operators)
+# First: it says if torch is missing, and the modules below need its operators.
+from attnops import _library  # noqa: F401
+
+# isort: split
 from attnops import _flops, _transforms, machine  # noqa: F401  (_flops registers formulas)
 from attnops.flao import flao
 from attnops.flao_fal import flao_fal

@@ -42,8 +42,7 @@ FUNCTIONS = {
     attnops.flao_kv: KEYS,
     attnops.flao_out: QUERIES | {"kv": OUT["kv"]},
     attnops.flao_fal_kv: KEYS | {"theta": torch.randn(3, 6)},
-    attnops.flao_fal_out: QUERIES
-    | {"kv": torch.randn(2, 3, 12, 7), "theta": torch.randn(3, 6)},
+    attnops.flao_fal_out: QUERIES | {"kv": torch.randn(2, 3, 12, 7), "theta": torch.randn(3, 6)},
     attnops.linear_attention: {
         "q": torch.randn(2, 5, 1, 6),
         "k": torch.randn(2, 5, 1, 6),

@@ -105,9 +105,7 @@ def make_cases() -> dict[str, Case]:
             flops=2 * B * H * 2 * D * E * (N + M),
             options={"k_act": "silu", "keep": "kv"},
         ),
-        "flao_kv": Case(
-            attnops.flao_kv, keys, tuple(keys), flops=2 * B * H * D * E * M
-        ),
+        "flao_kv": Case(attnops.flao_kv, keys, tuple(keys), flops=2 * B * H * D * E * M),
         "flao_out": Case(
             attnops.flao_out,
             queries | {"kv": r(B, H, D, E)},

@@ -37,18 +37,19 @@ class _Call:
         self.op = op
         main = {name: given for name, given in main.items() if given[0] is not None}
         others = {name: given for name, given in (others or {}).items() if given[0] is not None}
-        self.tensors = {name: given[0] for name, given in (main | others).items()}
+        self.tensors: dict[str, DTensor] = {}
         self.axes = {name: given[1] for name, given in (main | others).items()}
-        for name, x in self.tensors.items():
+        for name, (x, _) in (main | others).items():
             if not isinstance(x, DTensor):
                 _checks.fail(
                     op,
                     f"{name} is a plain tensor and others are DTensors; distribute it, for example "
                     "with distribute_tensor(…, [Replicate()])",
                 )
+            self.tensors[name] = x
         self.mesh = next(iter(self.tensors.values())).device_mesh
-        for name, x in self.tensors.items():
-            if x.device_mesh != self.mesh:
+        for name, tensor in self.tensors.items():
+            if tensor.device_mesh != self.mesh:
                 _checks.fail(op, f"{name} is on another device mesh")
         self.letters = [self._letter(i, main, letters) for i in range(self.mesh.ndim)]
         if self.letters.count("s") > 1:

@@ -73,7 +73,7 @@ def _shifted(shards: Shards, op: str, x: Tensor, axis: int, offset, positions, s
         _checks.fail(op, f"a shard must have 3 or 4 axes; its shape is {_checks.shape(x)}")
     if positions is not None:
         return offset
-    fixed = {"x": without_axis(x, axis)}
+    fixed: dict[str, object] = {"x": without_axis(x, axis)}
     if isinstance(offset, int):
         fixed["offset"] = (offset,)
     (sizes,) = shards.agree(op, {"sizes": x.shape[axis]}, {"sizes": sizes}, fixed, x.device)
@@ -138,7 +138,7 @@ def _grid(x: Tensor, theta: Tensor, shape: Sequence[int], first: int, act: str, 
     for size in reversed(shape):
         positions.append((index % size).where(number >= 0, 0) if size > 0 else index * 0)
         index = index // max(size, 1)
-    positions = torch.stack(positions[::-1])[:, None].expand(axes, batches, tokens)
+    on_axes = torch.stack(positions[::-1])[:, None].expand(axes, batches, tokens)
     feature = torch.arange(features, device=x.device)
     # An axis has `angles` features, the last one what is left of them.
     sections = [max(0, min(angles, features - i * angles)) for i in range(axes)]
@@ -150,7 +150,7 @@ def _grid(x: Tensor, theta: Tensor, shape: Sequence[int], first: int, act: str, 
         theta[:, feature % angles].expand(theta.shape[0], features),
         act=act,
         dim=dim,
-        positions=positions,
+        positions=on_axes,
         sections=sections,
         layout="bhnd",
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -73,37 +74,40 @@ def flao_fal(
     shards = Shards.of(group)
     acts = ((q_act, q_dim), (k_act, k_dim), (v_act, v_dim), (g_act, g_dim))
     if shards.size == 1:
-        flat = [x for act in acts for x in act]
-        return attnops.flao_fal(
-            q, k, v, g, *flat, theta, lrpe, shape, offset, l, keep, precision=precision
-        )
+        given_acts = (q_act, q_dim, k_act, k_dim, v_act, v_dim, g_act, g_dim)
+        options = (theta, lrpe, shape, offset, l, keep)
+        return attnops.flao_fal(q, k, v, g, *given_acts, *options, precision=precision)
     if key_sizes is None:
         key_sizes = sizes
     if theta is None and lrpe == "cosine" and shape is None and offset == 0 and l == 0:
         lrpe = "none"
     needs_sizes = lrpe != "none"
-    options = {"acts": str(acts), "theta": theta, "lrpe": lrpe, "shape": shape or ()}
-    options |= {"offset": (offset,), "l": (l,)}
+    shared = {"acts": str(acts), "theta": theta, "lrpe": lrpe, "shape": shape or ()}
+    shared |= {"offset": (offset,), "l": (l,)}
     start = key_start = 0
+    queries: list[int] = []
+    keys: list[int] = []
     if needs_sizes or not torch.compiler.is_compiling():
         given = {"sizes": sizes, "key_sizes": key_sizes}
-        sizes, key_sizes = _agree(shards, op, q, k, v, g, given, options)
+        queries, keys = _agree(shards, op, q, k, v, g, given, shared)
     if needs_sizes:
-        start, key_start = shards.start(sizes), shards.start(key_sizes)
+        start, key_start = shards.start(queries), shards.start(keys)
         if shape:
             _checks.sizes(op, "shape", shape)
-        for name, tokens in (("q", sum(sizes)), ("k", sum(key_sizes))):
+        for name, tokens in (("q", sum(queries)), ("k", sum(keys))):
             if shape and tokens != l + prod(shape):
                 _checks.grid_tokens(op, tokens, shape, l, name)
             if l > tokens or l < 0:
                 _checks.fail(op, f"l must be from 0 to the number of tokens, {tokens}; it is {l}")
-    encoding = {"theta": theta, "lrpe": lrpe, "shape": shape, "l": l, "precision": precision}
+    encoding: dict[str, Any] = {"theta": theta, "lrpe": lrpe, "shape": shape, "l": l}
+    encoding["precision"] = precision
     dtype = g.dtype
     k, v, k_acts, v_acts = _over_sequence(shards, k, v, acts[1], acts[2])
     kv = attnops.flao_fal_kv(k, v, *k_acts, *v_acts, **encoding, start=key_start)
     kv = shards.all_reduce(kv)
     q, g, q_acts, g_acts = _over_sequence(shards, q, g, acts[0], acts[3])
-    out = attnops.flao_fal_out(q, kv, g, *q_acts, *g_acts, **encoding, offset=offset, start=start)
+    encoding |= {"offset": offset, "start": start}
+    out = attnops.flao_fal_out(q, kv, g, *q_acts, *g_acts, **encoding)
     return out.to(dtype)
 
 

@@ -1,7 +1,7 @@
 """What the distributed operators share: collectives with gradients, and agreement on shapes."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -56,7 +56,7 @@ class Shards:
         op: str,
         tokens: dict[str, int],
         sizes: dict[str, Sequence[int] | None],
-        fixed: dict[str, Sequence[int] | Tensor | None],
+        fixed: Mapping[str, object],
         device: torch.device,
     ) -> list[list[int]]:
         """The sizes of all shards for each of `tokens`, which are the rank's own.
@@ -82,9 +82,9 @@ class Shards:
             if not complete:
                 missing = next(name for name, given in sizes.items() if given is None)
                 _checks.fail(op, f"{missing} must be given under torch.compile")
-            return [list(given) for given in sizes.values()]
+            return [list(given or ()) for given in sizes.values()]
         if complete and not _checks_on:
-            return [list(given) for given in sizes.values()]
+            return [list(given or ()) for given in sizes.values()]
         return self._exchange(op, tokens, sizes, fixed, device)
 
     def _exchange(self, op, tokens, sizes, fixed, device) -> list[list[int]]:

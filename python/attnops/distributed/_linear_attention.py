@@ -218,7 +218,9 @@ class _Decays:
         axis = 2 if heads_first else 1
         self.batches, self.heads = v.shape[0], v.shape[3 - axis]
         self.tokens = v.shape[axis]
-        self.constant = self.key = self.value = None
+        self.constant: Tensor | None = None
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
         self.device = v.device
         if log_decay is not None and log_decay.ndim == 1:
             self.constant = log_decay.float()[None, :, None]  # (1,H,1)
@@ -231,6 +233,7 @@ class _Decays:
 
     def _constants(self, counts: Tensor) -> Tensor:
         """(1,H,N,1): the constant so many times; nothing is nothing, of −inf too."""
+        assert self.constant is not None
         return (counts * self.constant).where(counts > 0, 0.0)[..., None]
 
     def to_end(self) -> tuple[Tensor | None, Tensor | None]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
 
@@ -40,7 +40,7 @@ def _flao_backward(a: Arguments) -> Rule:
 
 
 def _flao_backward_theta(a: Arguments) -> Rule:
-    return _GATED | _theta(a), ["bhs-"] * 4 + [_theta(a)["theta"]], "bh"
+    return _GATED | _theta(a), [*["bhs-"] * 4, _theta(a)["theta"]], "bh"
 
 
 def _half(results: list[str]) -> Callable[[Arguments], Rule]:
@@ -209,7 +209,7 @@ def _strategy(rule: Callable[[Arguments], Rule], schema: OpSchema) -> OpStrategy
         ]
         return outputs + inputs
 
-    everywhere = [Replicate()] * (len(results) + len(tensors))
+    everywhere: list[Placement | None] = [Replicate()] * (len(results) + len(tensors))
     return expand_to_full_mesh_op_strategy(
         schema.get_mesh_from_args(),
         schema,

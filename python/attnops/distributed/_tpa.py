@@ -138,7 +138,9 @@ def _agree(shards: Shards, op: str, queries, keys, scales, causal=False, sizes=N
         return []
     if shards.trusted and sizes is None:
         return []
-    fixed = {name: without_axis(x) for name, x in zip(names[0], queries, strict=True)}
+    fixed: dict[str, object] = {
+        name: without_axis(x) for name, x in zip(names[0], queries, strict=True)
+    }
     fixed |= {name: without_axis(x, 1) for name, x in zip(names[1], keys, strict=True)}
     fixed["options"] = f"{scales} {causal}"
     tokens = {"sizes": keys[0].shape[1]}
@@ -161,8 +163,8 @@ def _attend(shards, op, aq, ak, av, bq, bk, bv, q, causal, scales, precision, si
         # Queries before `first` see no key of the shard, those from `seeing_all` on see all.
         first = max(0, start - behind)
         seeing_all = max(0, start + sizes[shards.rank] - behind)
-    options = (first, seeing_all, scales, _choices.precision(op, precision), shards.group)
-    options += (shards.trusted,)
+    number = _choices.precision(op, precision)
+    options = (first, seeing_all, scales, number, shards.group, shards.trusted)
     return _Attention.apply(aq, ak, av, bq, bk, bv, q, *options)
 
 
