@@ -114,14 +114,14 @@ HWY_INLINE TwoRanks LoadPairs(const T* from, std::int64_t n) {
       std::memcpy(buffer, from, static_cast<std::size_t>(n));
       from = buffer;
     }
-    TwoRanks to;
+    Chunk first, second;
     ForEach<2>([&](auto i) ATTNOPS_INLINE_LAMBDA {
       const auto* at = reinterpret_cast<const std::int16_t*>(from) + i() * hn::Lanes(d);
       const auto pairs = hn::PromoteTo(di, hn::LoadU(d16, at));
-      to.first.v[i()] = hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<24>(pairs)));
-      to.second.v[i()] = hn::ConvertTo(d, hn::ShiftRight<8>(pairs));
+      first.v[i()] = hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<24>(pairs)));
+      second.v[i()] = hn::ConvertTo(d, hn::ShiftRight<8>(pairs));
     });
-    return to;
+    return {first, second};
   }
 #endif
   const Chunk lower = LoadNumbers(from, static_cast<std::size_t>(std::min(chunk, n)));
