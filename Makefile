@@ -46,7 +46,8 @@ SOURCES := $(shell find src include python cmake -name __pycache__ -prune -o -pr
 CXX_FILES = $(shell find include src tests bench python examples -name "*.h" -o -name "*.cc" -o -name "*.c")
 
 # Idle OpenMP threads sleep instead of spinning against the other tests.
-CTEST := OMP_WAIT_POLICY=passive ctest --output-on-failure -j $(JOBS)
+SLEEPING := OMP_WAIT_POLICY=passive
+CTEST := $(SLEEPING) ctest --output-on-failure -j $(JOBS)
 # With much address space randomisation, g++ 12's thread sanitizer cannot map its shadow memory.
 NO_ASLR = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
@@ -155,7 +156,7 @@ test-clang: | $(REPORTS) ## the C++ tests, compiled with clang
 
 .PHONY: test-python
 test-python: build test-debs | $(REPORTS) ## the Python tests, the documentation's programs and the layering test
-	@$(VENV_PYTHON) -m pytest tests/python -n $(JOBS) --dist worksteal --junitxml=$(REPORTS)/$@.xml
+	@$(SLEEPING) $(VENV_PYTHON) -m pytest tests/python -n $(JOBS) --dist worksteal --junitxml=$(REPORTS)/$@.xml
 
 .PHONY: build-cpp
 build-cpp: debs

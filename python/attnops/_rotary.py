@@ -17,6 +17,8 @@ _warned = False
 
 def split_offset(op: str, offset: int | Tensor) -> tuple[int, Tensor | None]:
     """The offset of all batches and, if it is a tensor, those of each."""
+    if type(offset) is int:  # nearly always, and an isinstance of Tensor is slow for what is none
+        return offset, None
     if isinstance(offset, Tensor):
         return 0, offset
     if not isinstance(offset, int | torch.SymInt | Integral):

@@ -10,6 +10,9 @@ from attnops import _checks, _choices, _rotary, _sharding, _transforms
 _OP = "rope"
 # How many arguments there are behind q, k, theta and cos_sin.
 _OPTIONS = 9
+# Looked up once: in a call for one token it would be noticed.
+_FORWARD = torch.ops.attnops.rope_forward.default
+_INPLACE = torch.ops.attnops.rope_.default
 
 
 def rope(
@@ -112,12 +115,12 @@ def rope(
     if inplace:
         _transforms.refuse_inplace(_OP, "inplace")
     if inplace and not differentiates:
-        torch.ops.attnops.rope_.default(*arguments)
+        _INPLACE(*arguments)
         if not compiling:
             torch.autograd.graph.increment_version((q, k))
         return q, k
     if plain:
-        q_out, k_out = torch.ops.attnops.rope_forward.default(*arguments)
+        q_out, k_out = _FORWARD(*arguments)
     else:
         q_out, k_out = _transforms.call(torch.ops.attnops.rope, *arguments)
     if inplace:

@@ -80,6 +80,18 @@ std::optional<std::int64_t> BytesOf(const Dims& shape, std::int64_t element_size
   return bytes;
 }
 
+// A tensor from torch's allocator. Not new_empty, which passes torch's dispatcher twice: in a call
+// for one token that was a tenth of the time.
+Tensor Empty(ScalarType type, torch::headeronly::IntHeaderOnlyArrayRef sizes,
+             torch::headeronly::IntHeaderOnlyArrayRef strides) {
+  AtenTensorHandle tensor = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<std::int64_t>(sizes.size()), sizes.data(), strides.data(),
+      torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type)),
+      aoti_torch_device_type_cpu(), 0, &tensor));
+  return Tensor(tensor);
+}
+
 [[noreturn]] void FailTooLarge(const char* op, const char* name, const Dims& shape) {
   Fail(op, std::string(name) + " is too large; its shape is " + Listed(shape));
 }
@@ -146,7 +158,7 @@ Tensor NewTensor(const char* op, const char* name, const Tensor& like, const Dim
   const torch::headeronly::IntHeaderOnlyArrayRef size_list(&sizes[0], axes);
   const torch::headeronly::IntHeaderOnlyArrayRef stride_list(&strides[0], axes);
   const std::size_t bytes = static_cast<std::size_t>(layout.size() * element_size);
-  if (bytes < kPoolMinimum) return torch::stable::new_empty(like, size_list, scalar);
+  if (bytes < kPoolMinimum) return Empty(scalar, size_list, stride_list);
   return torch::stable::from_blob(PoolAllocate(bytes), size_list, stride_list, like.device(),
                                   scalar, PoolFree);
 }
