@@ -1,12 +1,14 @@
 """A model that cleans noisy images, trained with attnops and with plain PyTorch operations.
 
-Each patch of an image sees all others, by flao_fal on a grid. Both ways have the same weights and
+Each patch of an image sees all others, by flao_fal on a grid. All ways have the same weights and
 images and take turns, each in a process of its own, which tells the memory that it needs.
 """
 
 import argparse
+import ctypes
 import multiprocessing
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -24,7 +26,13 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 PATCH, NOISE = 2, 0.5
-COLOURS = {"PyTorch": "#9ecae1", "attnops": "#08519c"}
+COMPILED = ", compiled"  # the whole model, by torch.compile
+COLOURS = {
+    "PyTorch": "#fdae6b",
+    "PyTorch" + COMPILED: "#e6550d",
+    "attnops": "#6baed6",
+    "attnops" + COMPILED: "#08519c",
+}
 
 
 class PlainAttention(GatedLinearAttention):
@@ -57,8 +65,9 @@ class Cleaner(nn.Module):
 
     def __init__(self, way: str, width: int, heads: int, layers: int) -> None:
         super().__init__()
+        layer = LAYERS[way.removesuffix(COMPILED)]
         self.embed = nn.Linear(PATCH**2, width)
-        self.attentions = nn.ModuleList(LAYERS[way](width, heads, axes=2) for _ in range(layers))
+        self.attentions = nn.ModuleList(layer(width, heads, axes=2) for _ in range(layers))
         self.feeds = nn.ModuleList(
             nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
             for _ in range(layers)
@@ -118,9 +127,16 @@ def work(pipe: Connection, way: str, options: argparse.Namespace) -> None:
         clean = cut(draw_images(generator, count, options.grid * PATCH))
         return clean, clean + NOISE * torch.randn(clean.shape, generator=generator)
 
-    clean, noisy = draw_batch(1)  # a first pass, in which libraries allocate what they keep
-    F.mse_loss(model(noisy[:, :1], (1, 1)), clean[:, :1]).backward()
+    # A first pass, in which libraries allocate what they keep and the model is compiled.
+    clean, noisy = draw_batch(options.batch)
+    run: Callable[[Tensor, tuple[int, int]], Tensor] = model
+    if way.endswith(COMPILED):
+        run = torch.compile(model, dynamic=False)
+        F.mse_loss(run(noisy, shape), clean).backward()
+    else:
+        F.mse_loss(run(noisy[:, :1], (1, 1)), clean[:, :1]).backward()
     optimizer.zero_grad()
+    ctypes.CDLL(None).malloc_trim(0)
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
     pipe.send("ready")
@@ -129,7 +145,7 @@ def work(pipe: Connection, way: str, options: argparse.Namespace) -> None:
         for _ in range(steps):
             clean, noisy = draw_batch(options.batch)
             start, used = time.perf_counter(), time.process_time()
-            loss = F.mse_loss(model(noisy, shape), clean)
+            loss = F.mse_loss(run(noisy, shape), clean)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -147,19 +163,19 @@ def work(pipe: Connection, way: str, options: argparse.Namespace) -> None:
 
 
 def save_picture(results: dict[str, dict], path: str) -> None:
-    """The losses of both ways, their time and memory, and an image."""
-    figure, axes = plt.subplots(1, 6, figsize=(11, 2.4), width_ratios=[2, 1, 1, 1, 1, 1])
-    for way, style in zip(LAYERS, ("-", ":"), strict=True):
-        losses = [loss for loss, *_ in results[way]["steps"]]
-        width = 4 if style == "-" else 2
+    """The losses of all ways, their time and memory, and an image."""
+    figure, axes = plt.subplots(1, 6, figsize=(12, 2.6), width_ratios=[2, 1.2, 1.2, 1, 1, 1])
+    for i, (way, result) in enumerate(results.items()):
+        losses = [loss for loss, *_ in result["steps"]]
+        style, width = ("-", 4) if i == 0 else (":", 2)
         axes[0].plot(losses, style, color=COLOURS[way], linewidth=width, label=way)
     axes[0].set(xlabel="step", title="loss", ylim=0)
-    axes[0].legend()
+    axes[0].legend(fontsize=8)
     for axis, name, title in ((axes[1], "CPU ms", "CPU ms a step"), (axes[2], "peak", "MB")):
-        heights = [results[way][name] for way in LAYERS]
-        bars = axis.bar(list(LAYERS), heights, color=list(COLOURS.values()))
+        heights = [result[name] for result in results.values()]
+        bars = axis.bar(list(results), heights, color=[COLOURS[way] for way in results])
         axis.bar_label(bars, fmt="{:.0f}")
-        axis.set(title=title, yticks=[])
+        axis.set(title=title, xticks=[], yticks=[])
         axis.margins(y=0.15)
     for axis, image, title in zip(
         axes[3:], results["attnops"]["pictures"], ("noisy", "cleaned", "true"), strict=True
@@ -179,24 +195,26 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
+    parser.add_argument("--compile", action="store_true", help="compiled models, too")
     parser.add_argument("--picture", default="train_bidirectional.png")
     options = parser.parse_args()
 
     context = multiprocessing.get_context("spawn")
+    ways = [way for way in COLOURS if options.compile or not way.endswith(COMPILED)]
     pipes, processes = {}, []
-    for way in LAYERS:
+    for way in ways:
         pipes[way], end = context.Pipe()
         processes.append(context.Process(target=work, args=(end, way, options), daemon=True))
         processes[-1].start()
     for pipe in pipes.values():
         pipe.recv()
 
-    results: dict[str, dict] = {way: {"steps": [], "gradients": []} for way in LAYERS}
+    results: dict[str, dict] = {way: {"steps": [], "gradients": []} for way in ways}
     rounds = [1] + [5] * (-(-(options.steps - 1) // 5))
-    with tqdm(total=sum(rounds) * len(LAYERS), disable=None) as bar:
+    with tqdm(total=sum(rounds) * len(ways), disable=None) as bar:
         for turn, steps in enumerate(rounds):
-            # Each is the first as often as the second.
-            for way in list(LAYERS)[:: -1 if turn % 2 else 1]:
+            # Each is the first as often as the last.
+            for way in ways[:: -1 if turn % 2 else 1]:
                 pipes[way].send(steps)
                 done, gradient = pipes[way].recv()
                 results[way]["steps"] += done
@@ -211,16 +229,16 @@ def main() -> None:
     for process in processes:
         process.join()
 
-    plain, fused = (results[way] for way in LAYERS)
+    plain, fused = results["PyTorch"], results["attnops"]
     first, same = (r["gradients"][0] for r in (plain, fused))
     losses, twins = (torch.tensor([loss for loss, *_ in r["steps"]]) for r in (plain, fused))
     apart = (twins / losses - 1).abs()
     info = attnops.info()
     print(f"{options.grid**2} tokens, {len(losses)} steps, {info.threads} threads, {info.target}")
-    print(f"{'':10}{'loss':>8}{'step':>12}{'of the CPU':>12}{'memory':>12}")
+    print(f"{'':19}{'loss':>8}{'step':>12}{'of the CPU':>12}{'memory':>12}")
     for way, r in results.items():
         print(
-            f"{way:10}{r['steps'][-1][0]:8.4f}{r['ms']:9.1f} ms"
+            f"{way:19}{r['steps'][-1][0]:8.4f}{r['ms']:9.1f} ms"
             f"{r['CPU ms']:9.1f} ms{r['peak']:9.0f} MB"
         )
     print(f"gradients of the first step differ by {(first - same).norm() / first.norm():.1e},")
