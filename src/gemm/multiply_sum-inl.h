@@ -103,47 +103,49 @@ struct ScaleRows {
   }
 };
 
-// The sum of the terms, rows from begin(chunk) on: a multiple of a chunk, or rows if the terms are
-// transposed. Epilogues as for Multiply.
-template <class Begin, class Epilogue, class... Terms>
-HWY_NOINLINE void MultiplySumFrom(std::int64_t rows, std::int64_t chunks, const Begin& begin,
+// The rows [begin, end) and C chunks of the sum of the terms. `begin` is a multiple of a chunk, or
+// of rows if no term is transposed.
+template <int C, class Epilogue, class... Terms>
+HWY_INLINE void MultiplySumPanels(std::int64_t begin, std::int64_t end, std::int64_t chunk,
                                   const Epilogue& epilogue, const Terms&... terms) {
   constexpr bool kTransposed = ((Terms::kSide == Left::kTransposed) || ...);
   constexpr Left kTiles = kTransposed ? Left::kTransposed : Left::kStraight;
-  const auto multiply = [&]<int C>(std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-    const std::int64_t from = begin(chunk);
-    const auto tile = [&]<int kRows>(std::int64_t first, std::int64_t end) ATTNOPS_INLINE_LAMBDA {
-      TileSums<kRows, C> sums = Fill<2 * C * kRows>(0.0f);
-      ((sums = terms.template Add<kRows, C>(from + first, chunk, epilogue.prefetcher, sums)), ...);
-      FinishSums<kRows, C>(sums, from + first, end - first, chunk, epilogue);
-    };
-    ForEachTile<kTiles>(rows - from, tile, tile);
+  const auto tile = [&]<int kRows>(std::int64_t first, std::int64_t last) ATTNOPS_INLINE_LAMBDA {
+    TileSums<kRows, C> sums = Fill<2 * C * kRows>(0.0f);
+    ((sums = terms.template Add<kRows, C>(begin + first, chunk, epilogue.prefetcher, sums)), ...);
+    FinishSums<kRows, C>(sums, begin + first, last - first, chunk, epilogue);
   };
+  ForEachTile<kTiles>(end - begin, tile, tile);
+}
+
+// The sum of the terms. Epilogues as for Multiply.
+template <class Epilogue, class... Terms>
+HWY_NOINLINE void MultiplySum(std::int64_t rows, std::int64_t chunks, const Epilogue& epilogue,
+                              const Terms&... terms) {
   std::int64_t chunk = 0;
   for (; chunk + kTileChunks <= chunks; chunk += kTileChunks) {
-    multiply.template operator()<kTileChunks>(chunk);
+    MultiplySumPanels<kTileChunks>(0, rows, chunk, epilogue, terms...);
   }
   if constexpr (kTileChunks > 1) {
-    if (chunk < chunks) multiply.template operator()<1>(chunk);
+    if (chunk < chunks) MultiplySumPanels<1>(0, rows, chunk, epilogue, terms...);
   }
 }
 
-template <class Epilogue, class... Terms>
-HWY_INLINE void MultiplySum(std::int64_t rows, std::int64_t chunks, const Epilogue& epilogue,
-                            const Terms&... terms) {
-  MultiplySumFrom(
-      rows, chunks, [](std::int64_t) ATTNOPS_INLINE_LAMBDA { return std::int64_t{0}; }, epilogue,
-      terms...);
-}
-
-// The lower triangle of a·b, from the first row of each chunk of columns that is in it.
+// The lower triangle of a·b: each chunk of columns from the first row that has elements in it.
 template <class Epilogue>
-HWY_INLINE void MultiplyLower(const Panels& a, const Panels& b, std::int64_t rows,
-                              std::int64_t depth, const Epilogue& epilogue) {
-  const auto begin = [](std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-    return chunk * static_cast<std::int64_t>(ChunkSize());
-  };
-  MultiplySumFrom(rows, ChunksOf(rows), begin, epilogue, Term<Left::kStraight>{a, b, depth});
+HWY_NOINLINE void MultiplyLower(const Panels& a, const Panels& b, std::int64_t rows,
+                                std::int64_t depth, const Epilogue& epilogue) {
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  const Term<Left::kStraight> product{a, b, depth};
+  for (std::int64_t chunk = 0; chunk * size < rows; chunk += kTileChunks) {
+    const std::int64_t begin = chunk * size, next = std::min(begin + size, rows);
+    if constexpr (kTileChunks == 1) {
+      MultiplySumPanels<1>(begin, rows, chunk, epilogue, product);
+    } else {
+      MultiplySumPanels<1>(begin, next, chunk, epilogue, product);
+      if (next < rows) MultiplySumPanels<2>(next, rows, chunk, epilogue, product);
+    }
+  }
 }
 
 }  // namespace HWY_NAMESPACE

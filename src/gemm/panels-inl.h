@@ -161,23 +161,20 @@ HWY_INLINE void TransposePanels(const Panels& from, std::int64_t rows, std::int6
     for (std::int64_t j = 0; j < columns; ++j) *at(to, j, i) = *at(from, i, j);
   }
 #else
-  const hn::FixedTag<float, 4> d;
-  for (std::int64_t j = 0; j < columns; j += 4) {
-    for (std::int64_t i = 0; i < rows; i += 4) {
+  for (std::int64_t j = 0; j < columns; j += kLanes) {
+    for (std::int64_t i = 0; i < rows; i += kLanes) {
       const float* corner = at(from, i, j);
-      const auto r0 = hn::Load(d, corner);
-      const auto r1 = hn::Load(d, corner + chunk);
-      const auto r2 = hn::Load(d, corner + 2 * chunk);
-      const auto r3 = hn::Load(d, corner + 3 * chunk);
-      const auto even_lower = hn::InterleaveLower(d, r0, r2);
-      const auto odd_lower = hn::InterleaveLower(d, r1, r3);
-      const auto even_upper = hn::InterleaveUpper(d, r0, r2);
-      const auto odd_upper = hn::InterleaveUpper(d, r1, r3);
+      Square square;
+      HWY_UNROLL(16)
+      for (int n = 0; n < kLanes; ++n) {
+        square.v[n] = hn::BitCast(DU(), hn::Load(DF(), corner + n * chunk));
+      }
+      square = TransposeSquare(square);
       float* result = at(to, j, i);
-      hn::Store(hn::InterleaveLower(d, even_lower, odd_lower), d, result);
-      hn::Store(hn::InterleaveUpper(d, even_lower, odd_lower), d, result + chunk);
-      hn::Store(hn::InterleaveLower(d, even_upper, odd_upper), d, result + 2 * chunk);
-      hn::Store(hn::InterleaveUpper(d, even_upper, odd_upper), d, result + 3 * chunk);
+      HWY_UNROLL(16)
+      for (int n = 0; n < kLanes; ++n) {
+        hn::Store(hn::BitCast(DF(), square.v[n]), DF(), result + n * chunk);
+      }
     }
   }
 #endif

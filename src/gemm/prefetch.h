@@ -13,7 +13,7 @@ namespace attnops {
 // for them: hardware prefetchers stop at page ends and do not follow strided rows.
 class Prefetcher {
  public:
-  static constexpr int kMaxEntries = 10;
+  static constexpr int kMaxEntries = 12;
 
   // Adds `rows` rows of `bytes` bytes, `stride` bytes apart.
   void Add(const void* data, std::int64_t stride, std::int64_t bytes, std::int64_t rows) {

@@ -9,6 +9,8 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
+
 #include "src/simd/capabilities-inl.h"
 #include "src/simd/pack-inl.h"
 
@@ -67,26 +69,50 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
 #endif
 }
 
-// to[i] = the sum of the lanes of vector i. `to` has room for whole squares.
+#if !ATTNOPS_ONE_LANE
+// The sums of the lanes of four vectors within each 128 bits, next to each other.
+HWY_INLINE VF SumLanesOfBlocks(VF a, VF b, VF c, VF e) {
+  const DF d;
+  const VF ac = hn::Add(hn::InterleaveLower(d, a, c), hn::InterleaveUpper(d, a, c));
+  const VF be = hn::Add(hn::InterleaveLower(d, b, e), hn::InterleaveUpper(d, b, e));
+  return hn::Add(hn::InterleaveLower(d, ac, be), hn::InterleaveUpper(d, ac, be));
+}
+#endif
+
+// to[i] = the sum of the lanes of vector i, added in pairs. `to` has room for whole squares.
 template <int N>
 HWY_INLINE void StoreLaneSums(const Pack<N>& vectors, float* to) {
   const DF d;
-  ForEach<(N + kLanes - 1) / kLanes>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-    constexpr int kFirst = decltype(i)::value * kLanes;
-    Square square;
-    ForEach<kLanes>([&](auto lane) ATTNOPS_INLINE_LAMBDA {
-      constexpr int kAt = kFirst + decltype(lane)::value;
-      if constexpr (kAt < N) {
-        square.v[lane()] = hn::BitCast(DU(), vectors.v[kAt]);
-      } else {
-        square.v[lane()] = hn::Zero(DU());
-      }
-    });
-    square = TransposeSquare(square);
-    VF sum = hn::BitCast(d, square.v[0]);
-    for (int lane = 1; lane < kLanes; ++lane) sum = hn::Add(sum, hn::BitCast(d, square.v[lane]));
-    hn::StoreU(sum, d, to + kFirst);
-  });
+#if ATTNOPS_ONE_LANE
+  for (int i = 0; i < N; ++i) hn::StoreU(vectors.v[i], d, to + i);
+#else
+  const auto vector = [&](int i) ATTNOPS_INLINE_LAMBDA {
+    return i < N ? vectors.v[std::min(i, N - 1)] : hn::Zero(d);
+  };
+  HWY_UNROLL(4)
+  for (int first = 0; first < N; first += kLanes) {
+    // The sums of four vectors, or 0.
+    const auto four = [&](int i) ATTNOPS_INLINE_LAMBDA {
+      const int at = first + 4 * i;
+      if (at >= N) return hn::Zero(d);
+      return SumLanesOfBlocks(vector(at), vector(at + 1), vector(at + 2), vector(at + 3));
+    };
+    const auto halves = [&](VF lower, VF upper) ATTNOPS_INLINE_LAMBDA {
+      return hn::Add(hn::ConcatLowerLower(d, upper, lower), hn::ConcatUpperUpper(d, upper, lower));
+    };
+    VF sums;
+    if constexpr (kLanes == 4) {
+      sums = four(0);
+    } else if constexpr (kLanes == 8) {
+      sums = halves(four(0), four(1));
+    } else {
+      const VF s02 = halves(four(0), four(2)), s13 = halves(four(1), four(3));
+      sums = hn::Add(hn::OddEvenBlocks(hn::SwapAdjacentBlocks(s13), s02),
+                     hn::OddEvenBlocks(s13, hn::SwapAdjacentBlocks(s02)));
+    }
+    hn::StoreU(sums, d, to + first);
+  }
+#endif
 }
 
 }  // namespace HWY_NAMESPACE

@@ -135,8 +135,8 @@ TEST(LinearAttentionState, SameBitsForAnyNumberOfThreads) {
   });
 }
 
-// The backward with kept states has the bits of the one that computes them anew, and does read
-// them. Runs are 1024 tokens, pieces one run, or two beyond 65536 tokens.
+// The backward with kept states has the bits of the one that computes them anew, and reads them
+// where a sequence is cut into tasks.
 TEST(LinearAttentionState, KeptStatesGiveTheSameGradients) {
   const auto check = [](LinearAttentionSpec spec) {
     const auto anew = LinearAttentionCase(spec).Bits();
@@ -145,6 +145,8 @@ TEST(LinearAttentionState, KeptStatesGiveTheSameGradients) {
     ExpectSameInEverySetting(kThreadCounts, [&] { return c.Bits(); });
     EXPECT_EQ(c.Bits(), anew) << spec.Describe();
     c.kept_states.Poison();
+    const ParallelRestorer restorer;
+    SetNumThreads(16);
     c.Backward();
     EXPECT_TRUE(std::isnan(c.dq.Values().back())) << spec.Describe();
   };

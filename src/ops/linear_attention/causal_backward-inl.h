@@ -56,17 +56,18 @@ void MakeScoreGradients(const Problem& problem, Head head, Range block, const Wo
                         Prefetcher& prefetcher) {
   const std::int64_t tokens = block.size(), E = problem.E;
   if (problem.OnValues()) {
-    LoadValueDecays<T>(
-        problem, head, block, work,
-        [&](Range group) ATTNOPS_INLINE_LAMBDA {
-          ScoreGroup(work.g, work.v, work.value.from_start, ChunksOf(E), group, work.d_scores);
-        },
-        [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
-          WeightLevel(work.g, work.v, work.value, E, nodes, work.weighted);
-          ScoreLevel(work.weighted, ChunksOf(E), nodes, work.d_scores);
-        });
-    MultiplyMatrix(work.g, work.value.from_start, tokens, E, work.g_start);
-    MultiplyMatrix(work.v, work.value.to_end, tokens, E, work.v_end);
+    const std::int64_t chunks = ChunksOf(E);
+    VisitValueDecays<T>(problem, head, block, work,
+                        ScoreVisitor{{},
+                                     work.g,
+                                     work.v,
+                                     work.value,
+                                     chunks,
+                                     work.d_scores,
+                                     work.weighted,
+                                     work.g_start,
+                                     work.v_end});
+    ScoreLevels(work.weighted, tokens, chunks, work.d_scores);
     if (problem.decay != Decay::kFeature) {
       MultiplyMatrix(work.d_scores, work.mask, tokens, kBlockTokens, work.d_scores);
     }
@@ -89,27 +90,29 @@ void FeatureKeyGradients(const Problem& problem, Head head, const BackwardBlock&
                          const Workspace& work, const Panels& g_start, const Panels& v_end,
                          Prefetcher& prefetcher) {
   const std::int64_t tokens = block.tokens.size(), D = problem.D, chunks = ChunksOf(D);
-  LoadKeyDecays<T>(
-      problem, head, block.tokens, work,
-      [&](Range group) ATTNOPS_INLINE_LAMBDA {
-        const Panels& decay = work.key.from_start;
-        ScoreGroup(work.q, work.k, decay, chunks, group, work.scores);
-        MixGroup(work.d_scores, work.k, decay, chunks, group, work.dq);
-        MixGroupBack(work.d_scores, work.q, decay, chunks, group, work.dk);
-      },
-      [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
-        WeightLevel(work.q, work.k, work.key, D, nodes, work.weighted);
-        ScoreLevel(work.weighted, chunks, nodes, work.scores);
-        MixLevel(work.d_scores, work.weighted, work.key, chunks, nodes, work.dq, prefetcher);
-        MixLevelBack(work.d_scores, work.weighted, work.key, chunks, nodes, work.dk, prefetcher);
-      });
-  DecayQueriesAndKeys(problem, tokens, work);
+  VisitKeyDecays<T>(problem, head, block.tokens, work,
+                    ScoreVisitor{{},
+                                 work.q,
+                                 work.k,
+                                 work.key,
+                                 chunks,
+                                 work.scores,
+                                 work.weighted,
+                                 work.q_start,
+                                 work.k_end});
+  ScoreLevels(work.weighted, tokens, chunks, work.scores);
   TransposePanels(block.state, Padded(D), Padded(problem.E), work.state_columns);
   Multiply<Left::kStraight>(g_start, work.state_columns, tokens, Padded(problem.E), chunks,
-                            StoreWeighted{work.key.from_start, work.dq, true, prefetcher});
-  TransposePanels(block.d_states.run, Padded(D), Padded(problem.E), work.state_columns);
+                            AddToMatrix{work.dq, false, prefetcher});
+  TransposePanels(block.d_state, Padded(D), Padded(problem.E), work.state_columns);
   Multiply<Left::kStraight>(v_end, work.state_columns, tokens, Padded(problem.E), chunks,
-                            StoreWeighted{work.key.to_end, work.dk, true, prefetcher});
+                            AddToMatrix{work.dk, false, prefetcher});
+  MixLevels(work.d_scores, work.weighted, work.key, tokens, chunks, work.dq, prefetcher);
+  MixLevelsBack(work.d_scores, work.weighted, work.key, tokens, chunks, work.dk, prefetcher);
+  ForEachGroup(tokens, [&](Range group) ATTNOPS_INLINE_LAMBDA {
+    MixGroup(work.d_scores, work.k, work.key.decays, chunks, group, work.dq);
+    MixGroupBack(work.d_scores, work.q, work.key.decays, chunks, group, work.dk);
+  });
 }
 
 // The same where a token's features share a decay.
@@ -122,12 +125,22 @@ HWY_INLINE void TokenKeyGradients(const Problem& problem, const BackwardBlock& b
               Term<Left::kStraight>{g_start, work.state_columns, Padded(E)},
               ScaleRows{problem.has_decay ? work.from_start : nullptr},
               Term<Left::kStraight, Triangle::kLower>{work.d_scores, work.k, tokens});
-  TransposePanels(block.d_states.run, Padded(D), Padded(E), work.state_columns);
+  TransposePanels(block.d_state, Padded(D), Padded(E), work.state_columns);
   MultiplySum(tokens, ChunksOf(D), AddToMatrix{work.dk, false, prefetcher},
               Term<Left::kStraight>{v_end, work.state_columns, Padded(E)},
               ScaleRows{problem.has_decay ? work.to_end : nullptr},
               Term<Left::kTransposed, Triangle::kUpper>{work.d_scores, work.q, tokens});
 }
+
+// g with its decays from the middle of nodes, for MixLevelsBack.
+struct ValueGradientVisitor : DecayVisitor {
+  const Panels &g, &weighted;
+
+  HWY_INLINE void FromMiddle(const Level& level, std::int64_t row, std::int64_t chunk,
+                             const Chunk& decay) const {
+    StoreTimes(g, decay, weighted, row, chunk, level.row + row);
+  }
+};
 
 template <typename T>
 void ValueGradients(const Problem& problem, Head head, Range block, const Workspace& work,
@@ -135,21 +148,19 @@ void ValueGradients(const Problem& problem, Head head, Range block, const Worksp
   const std::int64_t tokens = block.size(), E = problem.E, chunks = ChunksOf(E);
   const Panels& k_end = KeysToEnd(problem, work);
   if (!problem.OnValues()) {
-    return MultiplySum(tokens, chunks, AddToMatrix{work.dv, false, prefetcher},
-                       Term<Left::kTransposed, Triangle::kUpper>{work.scores, work.g, tokens},
-                       Term<Left::kStraight>{k_end, d_state, Padded(problem.D)});
+    return MultiplySum(
+        tokens, chunks,
+        StoreInRows<T, Payload::kAny>{RowsOf<T>(problem.dv, head, head.head, block), E, prefetcher},
+        Term<Left::kTransposed, Triangle::kUpper>{work.scores, work.g, tokens},
+        Term<Left::kStraight>{k_end, d_state, Padded(problem.D)});
   }
-  LoadValueDecays<T>(
-      problem, head, block, work,
-      [&](Range group) ATTNOPS_INLINE_LAMBDA {
-        MixGroupBack(work.scores, work.g, work.value.from_start, chunks, group, work.dv);
-      },
-      [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
-        WeightLevel(work.g, work.g, work.value, E, nodes, work.weighted);
-        MixLevelBack(work.scores, work.weighted, work.value, chunks, nodes, work.dv, prefetcher);
-      });
+  VisitValueDecays<T>(problem, head, block, work, ValueGradientVisitor{{}, work.g, work.weighted});
   Multiply<Left::kStraight>(k_end, d_state, tokens, Padded(problem.D), chunks,
-                            StoreWeighted{work.value.to_end, work.dv, true, prefetcher});
+                            AddToMatrix{work.dv, false, prefetcher});
+  MixLevelsBack(work.scores, work.weighted, work.value, tokens, chunks, work.dv, prefetcher);
+  ForEachGroup(tokens, [&](Range group) ATTNOPS_INLINE_LAMBDA {
+    MixGroupBack(work.scores, work.g, work.value.decays, chunks, group, work.dv);
+  });
 }
 
 // The gradient of a decay of features. With x and y the rows that meet S and dS (q and k, or g and
@@ -206,20 +217,17 @@ void DecayGradients(const Problem& problem, Head head, const BackwardBlock& bloc
                     const Workspace& work, Prefetcher& prefetcher) {
   const Range tokens = block.tokens;
   const std::int64_t count = tokens.size(), D = problem.D, E = problem.E;
-  SumStates(problem, block.next_state, block.d_states.run, work.d_key, work.d_value);
+  SumStates(problem, block.next_state, block.d_state, work.d_key, work.d_value);
   if (problem.d_log_decay_v.data != nullptr) {
-    DecayedOutput<T>(problem, head, tokens, work, block.state, prefetcher);
-    LoadFeatureLogs<T>(problem.log_decay_v, problem.float_decay_v, head, tokens, E,
-                       work.value.sums);
-    FeatureDecayGradient(work.g, work.out, work.v, work.dv, work.d_value, work.value.sums, count, E,
+    DecayedOutput<T>(problem, head, tokens, work, block.state, work.v_end, prefetcher);
+    FeatureDecayGradient(work.g, work.out, work.v, work.dv, work.d_value, work.value.logs, count, E,
                          work.weighted);
     StoreRows<T>(work.weighted, problem.d_log_decay_v, problem.float_decay_v, head, head.head,
                  tokens, E);
   }
   if (problem.decay == Decay::kFeature) {
     if (problem.d_log_decay.data == nullptr) return;
-    LoadFeatureLogs<T>(problem.log_decay, problem.float_decay, head, tokens, D, work.key.sums);
-    FeatureDecayGradient(work.q, work.dq, work.k, work.dk, work.d_key, work.key.sums, count, D,
+    FeatureDecayGradient(work.q, work.dq, work.k, work.dk, work.d_key, work.key.logs, count, D,
                          work.weighted);
     StoreRows<T>(work.weighted, problem.d_log_decay, problem.float_decay, head, head.head, tokens,
                  D);
@@ -250,7 +258,7 @@ void Backward(const Problem& problem, Head head, const BackwardBlock& block,
               const Workspace& work) {
   const Range range = block.tokens;
   const std::int64_t tokens = range.size(), D = problem.D, E = problem.E;
-  const Panels& d_state = block.d_states.run;
+  const Panels& d_state = block.d_state;
   Prefetcher prefetcher;
   const Ahead& ahead = block.ahead;
   PrefetchRows<T>(problem.q, ahead, ahead.head.key_head, D, prefetcher);
@@ -260,7 +268,8 @@ void Backward(const Problem& problem, Head head, const BackwardBlock& block,
   PrefetchRows<T>(problem.dq, ahead, ahead.head.key_head, D, prefetcher);
   PrefetchRows<T>(problem.dk, ahead, ahead.head.key_head, D, prefetcher);
   PrefetchRows<T>(problem.dv, ahead, ahead.head.head, E, prefetcher);
-  PrefetchDecays<T>(problem, ahead, prefetcher);
+  PrefetchDecays<T>(problem, problem.log_decay, problem.log_decay_v, ahead, prefetcher);
+  PrefetchDecays<T>(problem, problem.d_log_decay, problem.d_log_decay_v, ahead, prefetcher);
   const auto finish = [&] {
     SumOverGroup(block, block.dq_sums, D, work.dq);
     SumOverGroup(block, block.dk_sums, D, work.dk);
@@ -300,26 +309,25 @@ void Backward(const Problem& problem, Head head, const BackwardBlock& block,
   } else {
     MakeScores<T>(problem, head, range, work, prefetcher);
     MakeScoreGradients<T>(problem, head, range, work, prefetcher);
-    DecayQueriesAndKeys(problem, tokens, work);
+    DecayRows(problem, work.q, work.from_start, tokens, work.q_start);
+    DecayRows(problem, work.k, work.to_end, tokens, work.k_end);
     TokenKeyGradients(problem, block, work, g_start, v_end, prefetcher);
   }
   ValueGradients<T>(problem, head, range, work, d_state, prefetcher);
   if (problem.wants_decay) DecayGradients<T>(problem, head, block, work, prefetcher);
-  UpdateBy<T>(problem, QueriesFromStart(problem, work), g_start, tokens, work, block.d_states,
-              prefetcher);
-  AddLogs(problem, work.log, block.total);
+  UpdateBy<T>(problem, QueriesFromStart(problem, work), g_start, tokens, work, d_state, prefetcher);
 
   finish();
-  StoreRows<T>(work.dv, problem.dv, false, head, head.head, range, E);
+  if (problem.OnValues()) StoreRows<T>(work.dv, problem.dv, false, head, head.head, range, E);
 }
 
 template <typename T>
 void BackwardState(const Problem& problem, Head head, Range block, const Workspace& work,
-                   const States& d_states, const LogDecay* total) {
+                   const Panels& d_state) {
 #if !ATTNOPS_ONE_LANE
   if constexpr (kHasPairs<T>) {
     if (problem.dot != nullptr) {
-      return BackwardStateInPairs(problem, head, block, work, d_states, total);
+      return BackwardStateInPairs(problem, head, block, work, d_state);
     }
   }
 #endif
@@ -329,17 +337,15 @@ void BackwardState(const Problem& problem, Head head, Range block, const Workspa
   LoadRows(q.data, q.stride, tokens, problem.D, work.q);
   LoadGradient<T>(problem, head, block, work.g);
   if (problem.decay == Decay::kFeature) {
-    LoadKeyDecays<T>(problem, head, block, work, Nothing(), Nothing());
+    VisitKeyDecays<T>(problem, head, block, work, DecayFromStart{{}, work.q, work.q_start});
   } else {
     LoadTokenDecays<T>(problem, head, block, work, false);
   }
-  DecayKeys(problem, work.q, work.key.from_start, work.from_start, tokens, work.q_start);
+  DecayRows(problem, work.q, work.from_start, tokens, work.q_start);
   if (problem.OnValues()) {
-    LoadValueDecays<T>(problem, head, block, work, Nothing(), Nothing());
-    MultiplyMatrix(work.g, work.value.from_start, tokens, problem.E, work.g);
+    VisitValueDecays<T>(problem, head, block, work, DecayFromStart{{}, work.g, work.g});
   }
-  UpdateBy<T>(problem, QueriesFromStart(problem, work), work.g, tokens, work, d_states, prefetcher);
-  AddLogs(problem, work.log, total);
+  UpdateBy<T>(problem, QueriesFromStart(problem, work), work.g, tokens, work, d_state, prefetcher);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -72,23 +72,34 @@ HWY_INLINE void PrefetchRows(const Tensor& tensor, const Ahead& ahead, std::int6
   const auto rows = RowsOf<T>(tensor, ahead.head, index, ahead.block);
   prefetcher.Add(rows.data, rows.stride * kSize, columns * kSize, ahead.block.size());
 }
-template <typename T>
-HWY_INLINE void PrefetchDecays(const Problem& problem, const Ahead& ahead, Prefetcher& prefetcher) {
-  const auto fetch = [&](const Input& tensor, bool is_float, std::int64_t columns) {
+// Decays, or their gradients.
+template <typename T, class Tensor>
+HWY_INLINE void PrefetchDecays(const Problem& problem, const Tensor& of_keys,
+                               const Tensor& of_values, const Ahead& ahead,
+                               Prefetcher& prefetcher) {
+  const auto fetch = [&](const Tensor& tensor, bool is_float, std::int64_t columns) {
     if (is_float) {
       PrefetchRows<float>(tensor, ahead, ahead.head.head, columns, prefetcher);
     } else {
       PrefetchRows<T>(tensor, ahead, ahead.head.head, columns, prefetcher);
     }
   };
-  fetch(problem.log_decay, problem.float_decay, problem.decay == Decay::kFeature ? problem.D : 1);
-  fetch(problem.log_decay_v, problem.float_decay_v, problem.E);
+  if (problem.decay != Decay::kConstant) {
+    fetch(of_keys, problem.float_decay, problem.decay == Decay::kFeature ? problem.D : 1);
+  }
+  fetch(of_values, problem.float_decay_v, problem.E);
 }
 
 // Rows of a matrix from `row` on, and columns from a multiple of what fits into a chunk.
 HWY_INLINE Panels From(const Panels& matrix, std::int64_t row, std::int64_t column = 0) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
   return {At(matrix, row, column / chunk) + column % chunk, matrix.panel};
+}
+
+// A row's chunk of a matrix times a factor, in another.
+HWY_INLINE void StoreTimes(const Panels& x, const Chunk& factor, const Panels& to, std::int64_t row,
+                           std::int64_t chunk, std::int64_t to_row) {
+  StoreChunk(Mul(LoadChunk(At(x, row, chunk)), factor), At(to, to_row, chunk));
 }
 
 // Calls f(row, chunk, at) for each chunk of a matrix's rows, where `at` is its offset.
@@ -145,9 +156,9 @@ struct StoreScaled {
   }
 };
 
-// S = λ ⊙ S ⊙ μ + the sums, for both of the states.
-struct UpdateStates {
-  States states;
+// S = λ ⊙ S ⊙ μ + the sums.
+struct UpdateState {
+  const Panels& matrix;
   const float *key_keep, *key_rest;
   const float *value_keep, *value_rest;  // null if μ is 1
   Prefetcher& prefetcher;
@@ -155,10 +166,7 @@ struct UpdateStates {
   HWY_INLINE std::size_t Elements(std::int64_t) const { return ChunkSize(); }
   HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t,
                              const Chunk& sums) const {
-    if (states.run.data != nullptr) Update(At(states.run, row, chunk), row, chunk, sums);
-    if (states.local.data != nullptr) Update(At(states.local, row, chunk), row, chunk, sums);
-  }
-  HWY_INLINE void Update(float* at, std::int64_t row, std::int64_t chunk, const Chunk& sums) const {
+    float* at = At(matrix, row, chunk);
     Chunk state = LoadChunk(at);
     const Chunk keep = Fill<2>(key_keep[row]);
     const Chunk rest = Fill<2>(key_rest[row]);
@@ -172,29 +180,27 @@ struct UpdateStates {
   }
 };
 
-// Advances states with the decay work.log by the product that multiply(epilogue) computes.
+// Advances a state with the decay work.log by the product that multiply(epilogue) computes.
 template <typename T, class Product>
-HWY_INLINE void UpdateWith(const Problem& problem, const Workspace& work, const States& states,
+HWY_INLINE void UpdateWith(const Problem& problem, const Workspace& work, const Panels& state,
                            Prefetcher& prefetcher, const Product& multiply) {
   const bool on_values = problem.OnValues();
   MakeUpdateWeights(work.log.key, problem.D, work.key_keep, work.key_rest);
   if (on_values) MakeUpdateWeights(work.log.value, problem.E, work.value_keep, work.value_rest);
-  const UpdateStates epilogue{states,
-                              work.key_keep,
-                              work.key_rest,
-                              on_values ? work.value_keep : nullptr,
-                              on_values ? work.value_rest : nullptr,
-                              prefetcher};
+  const UpdateState epilogue{state,
+                             work.key_keep,
+                             work.key_rest,
+                             on_values ? work.value_keep : nullptr,
+                             on_values ? work.value_rest : nullptr,
+                             prefetcher};
   multiply(epilogue);
-  for (const Panels& state : {states.run, states.local}) {
-    if (state.data != nullptr) ZeroPadding<T>(problem.D, problem.E, state);
-  }
+  ZeroPadding<T>(problem.D, problem.E, state);
 }
 // The same by xᵀ·y, which are (block, D) and (block, E).
 template <typename T>
 void UpdateBy(const Problem& problem, const Panels& x, const Panels& y, std::int64_t tokens,
-              const Workspace& work, const States& states, Prefetcher& prefetcher) {
-  UpdateWith<T>(problem, work, states, prefetcher, [&](const UpdateStates& epilogue) HWY_ATTR {
+              const Workspace& work, const Panels& state, Prefetcher& prefetcher) {
+  UpdateWith<T>(problem, work, state, prefetcher, [&](const UpdateState& epilogue) HWY_ATTR {
     Multiply<Left::kTransposed>(x, y, Padded(problem.D), tokens, ChunksOf(problem.E), epilogue);
   });
 }
@@ -220,15 +226,6 @@ void StoreDecayGradient(const Problem& problem, std::int64_t batch, std::int64_t
     StoreChunkN(Fill<2>(value), RowAt<T>(problem.d_log_decay, batch, head, token), 1);
   }
 }
-// Adds the decay of a block to a sum.
-HWY_INLINE void AddLogs(const Problem& problem, const LogDecay& log, const LogDecay* total) {
-  if (total == nullptr) return;
-  for (std::int64_t i = 0; i < Padded(problem.D); ++i) total->key[i] += log.key[i];
-  for (std::int64_t i = 0; problem.OnValues() && i < Padded(problem.E); ++i) {
-    total->value[i] += log.value[i];
-  }
-}
-
 // Sums over all chunks of products of R rows of z and C others, as many as a vector has lanes.
 template <int R, int C>
 HWY_INLINE void DotRows(const Panels& z, std::int64_t chunks, std::int64_t row, std::int64_t column,
@@ -260,29 +257,23 @@ HWY_INLINE void DotRows(const Panels& z, std::int64_t chunks, std::int64_t row, 
 
 // The scores between the halves of all nodes of a level, from rows that are weighted with the
 // decays from and to the middle of their node.
-HWY_INLINE void ScoreLevel(const Panels& z, std::int64_t chunks, const Level& nodes,
+HWY_INLINE void ScoreLevel(const Panels& weighted, std::int64_t chunks, const Level& nodes,
                            const Panels& scores) {
   constexpr int R = std::min(kLanes, 4), C = kLanes / R;
+  const Panels z = From(weighted, nodes.row);
   const std::int64_t half = nodes.half;
-  for (std::int64_t left = nodes.begin; left + half < nodes.end; left += 2 * half) {
-    const std::int64_t end = std::min(nodes.end, left + 2 * half);
+  for (std::int64_t left = 0; left + half < nodes.tokens; left += 2 * half) {
+    const std::int64_t end = std::min(nodes.tokens, left + 2 * half);
     for (std::int64_t i = left + half; i < end; i += R) {
       for (std::int64_t j = left; j < left + half; j += C) DotRows<R, C>(z, chunks, i, j, scores);
     }
   }
 }
-
-// z = the rows of x in second halves times from_start, those of y in first halves times to_end.
-HWY_INLINE void WeightLevel(const Panels& x, const Panels& y, const SideDecay& side,
-                            std::int64_t columns, const Level& nodes, const Panels& z) {
-  for (std::int64_t chunk = 0; chunk < ChunksOf(columns); ++chunk) {
-    for (std::int64_t row = nodes.begin; row < nodes.end; ++row) {
-      const bool second = (row & nodes.half) != 0;
-      StoreChunk(Mul(LoadChunk(At(second ? x : y, row, chunk)),
-                     LoadChunk(At(second ? side.from_start : side.to_end, row, chunk))),
-                 At(z, row, chunk));
-    }
-  }
+HWY_INLINE void ScoreLevels(const Panels& weighted, std::int64_t tokens, std::int64_t chunks,
+                            const Panels& scores) {
+  ForEachNodeLevel(tokens, [&](const Level& nodes) ATTNOPS_INLINE_LAMBDA {
+    ScoreLevel(weighted, chunks, nodes, scores);
+  });
 }
 
 // The scores of each token with itself.
@@ -299,30 +290,54 @@ HWY_INLINE void ScoreDiagonal(const Panels& x, const Panels& y, std::int64_t tok
   }
 }
 
-// Adds to the rows of second halves from_start ⊙ Σ_j scores[i,j]·z[j], j in the first half.
-HWY_INLINE void MixLevel(const Panels& scores, const Panels& z, const SideDecay& side,
-                         std::int64_t chunks, const Level& nodes, const Panels& to,
-                         Prefetcher& prefetcher) {
-  const std::int64_t half = nodes.half;
-  for (std::int64_t left = nodes.begin; left + half < nodes.end; left += 2 * half) {
-    const std::int64_t right = left + half;
-    const StoreWeighted epilogue{From(side.from_start, right), From(to, right), true, prefetcher};
-    Multiply<Left::kStraight>(From(scores, right, left), From(z, left),
-                              std::min(half, nodes.end - right), half, chunks, epilogue);
+// Sums added to rows that decay before: all of them by one decay of features.
+struct AddToDecayed {
+  const SideDecay& side;
+  int level;
+  std::int64_t half;
+  Panels to;
+  Prefetcher& prefetcher;
+
+  HWY_INLINE std::size_t Elements(std::int64_t) const { return ChunkSize(); }
+  HWY_INLINE void operator()(std::int64_t row, std::int64_t chunk, std::size_t,
+                             const Chunk& sums) const {
+    float* at = At(to, row, chunk);
+    StoreChunk(MulAdd(HalfDecay(side, level, half, chunk), LoadChunk(at), sums), at);
+  }
+};
+// What earlier tokens add to rows, which come with what the state before the block adds, without
+// its decay: for second halves, from the root down,
+//   to[i] = (the decay of the first half) ⊙ to[i] + Σ_j scores[i,j]·z[j], j in the first half,
+// where z has rows times their decay to the middle. MixGroup then finishes a group.
+HWY_INLINE void MixLevels(const Panels& scores, const Panels& weighted, const SideDecay& side,
+                          std::int64_t tokens, std::int64_t chunks, const Panels& to,
+                          Prefetcher& prefetcher) {
+  for (int level = kLevels - 1; level >= 0; --level) {
+    const Level nodes = LevelAt(level, tokens);
+    for (std::int64_t left = 0; left + nodes.half < tokens; left += 2 * nodes.half) {
+      const std::int64_t right = left + nodes.half;
+      const AddToDecayed epilogue{side, level, left / nodes.half, From(to, right), prefetcher};
+      Multiply<Left::kStraight>(From(scores, right, left), From(weighted, nodes.row + left),
+                                std::min(nodes.half, tokens - right), nodes.half, chunks, epilogue);
+    }
   }
 }
-// Adds to the rows of first halves to_end ⊙ Σ_i scores[i,j]·z[i], i in the second half.
-HWY_INLINE void MixLevelBack(const Panels& scores, const Panels& z, const SideDecay& side,
-                             std::int64_t chunks, const Level& nodes, const Panels& to,
-                             Prefetcher& prefetcher) {
-  const std::int64_t half = nodes.half;
-  for (std::int64_t left = nodes.begin; left + half < nodes.end; left += 2 * half) {
-    const std::int64_t right = left + half;
-    const StoreWeighted epilogue{From(side.to_end, left), From(to, left), true, prefetcher};
-    Multiply<Left::kTransposed>(From(scores, right, left), From(z, right), half,
-                                std::min(half, nodes.end - right), chunks, epilogue);
+// What later tokens add: to[j] = (the decay of the second half) ⊙ to[j] + Σ_i scores[i,j]·z[i].
+HWY_INLINE void MixLevelsBack(const Panels& scores, const Panels& weighted, const SideDecay& side,
+                              std::int64_t tokens, std::int64_t chunks, const Panels& to,
+                              Prefetcher& prefetcher) {
+  for (int level = kLevels - 1; level >= 0; --level) {
+    const Level nodes = LevelAt(level, tokens);
+    for (std::int64_t left = 0; left + nodes.half < tokens; left += 2 * nodes.half) {
+      const std::int64_t right = left + nodes.half;
+      const AddToDecayed epilogue{side, level, right / nodes.half, From(to, left), prefetcher};
+      Multiply<Left::kTransposed>(From(scores, right, left), From(weighted, nodes.row + right),
+                                  nodes.half, std::min(nodes.half, tokens - right), chunks,
+                                  epilogue);
+    }
   }
 }
+
 // Products within a group of tokens. decay has the decay of each token alone; from token j to i
 // the features of a row are multiplied by those of j+1, …, i.
 
@@ -366,7 +381,21 @@ HWY_INLINE float ScoreAt(const Panels& scores, std::int64_t row, std::int64_t co
   return At(scores, row, column / size)[column % size];
 }
 
-// to_i = Σ scores[i,j]·y_j over j ≤ i of a group, with the decays from j to i.
+// A vector of the rows of a group.
+HWY_INLINE Pack<kGroupTokens> LoadGroup(const Panels& from, std::int64_t first, std::int64_t chunk,
+                                        std::int64_t at) {
+  return MakePack<kGroupTokens>(
+      [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::Load(DF(), At(from, first + i, chunk) + at); });
+}
+// Calls f for each group of a block.
+template <class F>
+HWY_INLINE void ForEachGroup(std::int64_t tokens, const F& f) {
+  for (std::int64_t i = 0; i < tokens; i += kGroupTokens) {
+    f(Range{i, std::min(tokens, i + kGroupTokens)});
+  }
+}
+// to_i = (the decays of the group up to i) ⊙ to_i + Σ scores[i,j]·y_j over j ≤ i, with the decays
+// from j to i.
 HWY_INLINE void MixGroup(const Panels& scores, const Panels& y, const Panels& decay,
                          std::int64_t chunks, Range group, const Panels& to) {
   const DF d;
@@ -377,7 +406,7 @@ HWY_INLINE void MixGroup(const Panels& scores, const Panels& y, const Panels& de
   }
   for (std::int64_t vector = 0; vector < 2 * chunks; ++vector) {
     const std::int64_t at = vector % 2 * lanes;
-    Pack<kGroupTokens> sums;
+    Pack<kGroupTokens> sums = LoadGroup(to, group.begin, vector / 2, at);
     ForEach<kGroupTokens>([&](auto j) ATTNOPS_INLINE_LAMBDA {
       constexpr int kColumn = decltype(j)::value;
       const VF right = hn::Load(d, At(y, group.begin + kColumn, vector / 2) + at);
@@ -386,7 +415,7 @@ HWY_INLINE void MixGroup(const Panels& scores, const Panels& y, const Panels& de
         constexpr int kRow = decltype(i)::value;
         if constexpr (kRow >= kColumn) {
           const VF term = hn::Mul(hn::Set(d, weights[kRow][kColumn]), right);
-          sums.v[kRow] = kColumn == 0 ? term : hn::MulAdd(sums.v[kRow], factor, term);
+          sums.v[kRow] = hn::MulAdd(sums.v[kRow], factor, term);
         }
       });
     });
@@ -396,7 +425,8 @@ HWY_INLINE void MixGroup(const Panels& scores, const Panels& y, const Panels& de
     });
   }
 }
-// to_j = Σ scores[i,j]·x_i over i ≥ j of a group, with the decays from j to i.
+// to_j = (the decays of the group behind j) ⊙ to_j + Σ scores[i,j]·x_i over i ≥ j, with the decays
+// from j to i.
 HWY_INLINE void MixGroupBack(const Panels& scores, const Panels& x, const Panels& decay,
                              std::int64_t chunks, Range group, const Panels& to) {
   const DF d;
@@ -407,7 +437,7 @@ HWY_INLINE void MixGroupBack(const Panels& scores, const Panels& x, const Panels
   }
   for (std::int64_t vector = 0; vector < 2 * chunks; ++vector) {
     const std::int64_t at = vector % 2 * lanes;
-    Pack<kGroupTokens> sums = attnops::HWY_NAMESPACE::Fill<kGroupTokens>(0.0f);
+    Pack<kGroupTokens> sums = LoadGroup(to, group.begin, vector / 2, at);
     ForEach<kGroupTokens>([&](auto back) ATTNOPS_INLINE_LAMBDA {
       constexpr int kRow = kGroupTokens - 1 - decltype(back)::value;
       // Behind the block are rows of no token.
@@ -415,7 +445,7 @@ HWY_INLINE void MixGroupBack(const Panels& scores, const Panels& x, const Panels
       const VF left = hn::Load(d, At(x, group.begin + kRow, vector / 2) + at);
       const VF factor = kRow + 1 < kGroupTokens
                             ? hn::Load(d, At(decay, group.begin + kRow + 1, vector / 2) + at)
-                            : hn::Zero(d);
+                            : hn::Set(d, 1.0f);
       ForEach<kRow + 1>([&](auto j) ATTNOPS_INLINE_LAMBDA {
         sums.v[j()] =
             hn::MulAdd(sums.v[j()], factor, hn::Mul(hn::Set(d, weights[kRow][j()]), left));

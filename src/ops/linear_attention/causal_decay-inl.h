@@ -62,51 +62,69 @@ HWY_INLINE void LoadLogDecays(const Problem& problem, Head head, Range block, fl
   }
 }
 
-// Calls f(half) for each level of the tree whose nodes have two halves with tokens of the block.
-template <class F>
-HWY_INLINE void ForEachLevel(std::int64_t tokens, const F& f) {
-  for (std::int64_t half = 1; half < tokens; half *= 2) f(half);
-}
-
-// The decays of a block with a number for each token: from_start, to_end and, if wanted, the mask,
-// from `logs`, which becomes sums. Returns the sum of the logarithms.
-HWY_INLINE float MakeTokenDecays(float* logs, float* from_start, float* to_end,
+// The decays of a block with a number for each token: from_start, to_end and, if wanted, the lower
+// triangle of the mask, whose other elements are 0 and stay so. Returns the sum of the logarithms.
+// Within groups decays are products along the tokens; above, of exp of sums over nodes of the tree.
+HWY_INLINE float MakeTokenDecays(const float* logs, float* from_start, float* to_end,
                                  const Panels* mask) {
+  constexpr std::int64_t kGroup = kGroupTokens;
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
-  alignas(64) float factors[kBlockTokens];
-  std::memcpy(from_start, logs, kBlockTokens * sizeof(float));
-  ExpInPlace(from_start, kBlockTokens);
-  std::fill_n(to_end, kBlockTokens, 1.0f);
-  if (mask != nullptr) {
-    for (std::int64_t c = 0; c < kBlockTokens / chunk; ++c) {
-      std::fill_n(At(*mask, 0, c), kBlockTokens * chunk, 0.0f);
+  alignas(64) float decays[kBlockTokens];
+  std::memcpy(decays, logs, sizeof(decays));
+  ExpInPlace(decays, kBlockTokens);
+  // Sums over the halves of nodes, and their decays; padded for ExpInPlace.
+  alignas(64) float sums[kBlockTokens] = {}, factors[kBlockTokens];
+  for (std::int64_t group = 0; group < kGroups; ++group) {
+    const std::int64_t first = group * kGroup, last = first + kGroup - 1;
+    sums[group] = logs[first];
+    from_start[first] = decays[first];
+    to_end[last] = 1.0f;
+    for (std::int64_t i = 1; i < kGroup; ++i) {
+      sums[group] += logs[first + i];
+      from_start[first + i] = from_start[first + i - 1] * decays[first + i];
+      to_end[last - i] = to_end[last - i + 1] * decays[last - i + 1];
     }
-    for (std::int64_t i = 0; i < kBlockTokens; ++i) At(*mask, i, i / chunk)[i % chunk] = 1.0f;
   }
-  ForEachLevel(kBlockTokens, [&](std::int64_t half) ATTNOPS_INLINE_LAMBDA {
-    std::memcpy(factors, logs, sizeof(factors));
-    ExpInPlace(factors, kBlockTokens);
-    for (std::int64_t left = 0; left < kBlockTokens; left += 2 * half) {
-      const std::int64_t right = left + half;
-      for (std::int64_t i = right; mask != nullptr && i < right + half; ++i) {
-        for (std::int64_t j = left; j < right;) {
-          const std::int64_t end = std::min(right, (j / chunk + 1) * chunk);
-          float* HWY_RESTRICT row = At(*mask, i, j / chunk) + j % chunk;
-          for (std::int64_t n = 0; n < end - j; ++n) row[n] = from_start[i] * to_end[j + n];
-          j = end;
+  const hn::CappedTag<float, kGroupTokens> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto mask_at = [&](std::int64_t row, std::int64_t column) ATTNOPS_INLINE_LAMBDA {
+    return At(*mask, row, column / chunk) + column % chunk;
+  };
+  if (mask != nullptr) {
+    for (std::int64_t first = 0; first < kBlockTokens; first += kGroup) {
+      alignas(64) float row[kGroupTokens] = {1.0f};
+      for (std::int64_t i = 0; i < kGroup; ++i) {
+        for (std::int64_t j = 0; j < i; ++j) row[j] *= decays[first + i];
+        row[i] = 1.0f;
+        for (std::int64_t j = 0; j < kGroup; j += lanes) {
+          hn::StoreU(hn::Load(d, row + j), d, mask_at(first + i, first + j));
         }
       }
-      for (std::int64_t n = 0; n < half; ++n) {
-        from_start[right + n] *= factors[left];
-        to_end[left + n] *= factors[right];
-      }
-      logs[left] += logs[right];
     }
-  });
-  return logs[0];
+  }
+  for (int level = 0; level < kLevels; ++level) {
+    const std::int64_t half = kGroup << level, halves = kGroups >> level;
+    std::memcpy(factors, sums, sizeof(factors));
+    ExpInPlace(factors, kBlockTokens);
+    for (std::int64_t n = 0; n < halves; n += 2) {
+      const std::int64_t left = n * half, right = left + half;
+      for (std::int64_t i = right; mask != nullptr && i < right + half; ++i) {
+        const auto factor = hn::Set(d, from_start[i]);
+        for (std::int64_t j = left; j < right; j += lanes) {
+          hn::StoreU(hn::Mul(factor, hn::LoadU(d, to_end + j)), d, mask_at(i, j));
+        }
+      }
+      for (std::int64_t i = 0; i < half; ++i) {
+        from_start[right + i] *= factors[n];
+        to_end[left + i] *= factors[n + 1];
+      }
+      sums[n / 2] = sums[n] + sums[n + 1];
+    }
+  }
+  return sums[0];
 }
 
-// log_decay of each token and feature of a block in side.sums, 0 behind it.
+// log_decay of each token and feature of a block in side.logs, 0 behind it.
 template <typename T>
 HWY_INLINE void LoadFeatureLogs(const Input& tensor, bool is_float, Head head, Range block,
                                 std::int64_t features, const Panels& to) {
@@ -129,65 +147,124 @@ HWY_INLINE void LoadFeatureLogs(const Input& tensor, bool is_float, Head head, R
   }
 }
 
-// Tokens of a group. The decays between two of them are products along the tokens from one to the
-// other; those between groups come from the tree.
-constexpr int kGroupTokens = 8;
+// Whether a log_decay of a block is above 0, or a NaN: else no product of decays is above 1.
+template <typename T>
+HWY_INLINE bool MayGrow(const Input& tensor, bool is_float, Head head, Range block,
+                        std::int64_t features) {
+  const auto any_above = [&](const auto* from) ATTNOPS_INLINE_LAMBDA {
+    bool at_most = true;
+    ForEachChunk(features,
+                 [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
+                   MF first = hn::Le(hn::Zero(DF()), hn::Zero(DF())), second = first;
+                   for (std::int64_t i = 0; i < block.size(); ++i) {
+                     const Chunk x = LoadChunkN(from + i * tensor.token + column, n);
+                     first = hn::And(first, hn::Le(x.v[0], hn::Zero(DF())));
+                     second = hn::And(second, hn::Le(x.v[1], hn::Zero(DF())));
+                   }
+                   at_most = at_most && hn::AllTrue(DF(), hn::And(first, second));
+                 });
+    return !at_most;
+  };
+  const std::int64_t token = head.first + block.begin;
+  return is_float ? any_above(RowAt<float>(tensor, head.batch, head.head, token))
+                  : any_above(RowAt<T>(tensor, head.batch, head.head, token));
+}
 
-// A level of the tree: nodes with halves of `half` tokens, for the tokens [begin, end).
+// A level of the tree over the tokens of a block: nodes with halves of `half` tokens. Its rows of
+// matrices that have some for each level begin at `row`.
 struct Level {
-  std::int64_t half, begin, end;
+  std::int64_t half, row, tokens;
+};
+HWY_INLINE Level LevelAt(int number, std::int64_t tokens) {
+  return {kGroupTokens << number, number * kBlockTokens, tokens};
+}
+// Calls f for each level whose nodes have two halves with tokens of the block.
+template <class F>
+HWY_INLINE void ForEachNodeLevel(std::int64_t tokens, const F& f) {
+  for (int i = 0; i < kLevels && LevelAt(i, tokens).half < tokens; ++i) f(LevelAt(i, tokens));
+}
+
+// The decay of half `number` of a level's nodes, in side.nodes.
+HWY_INLINE Chunk HalfDecay(const SideDecay& side, int level, std::int64_t number,
+                           std::int64_t chunk) {
+  const std::int64_t before = 2 * kGroups - (2 * kGroups >> level);
+  return LoadChunk(At(side.nodes, before + number, chunk));
+}
+// Makes side.nodes from the logarithms in side.logs, and `log`, their sums over the block.
+HWY_INLINE void MakeHalfDecays(std::int64_t features, const SideDecay& side, float* log) {
+  alignas(64) float sums[kGroups][kMaxChunk];
+  for (std::int64_t chunk = 0; chunk < ChunksOf(features); ++chunk) {
+    for (std::int64_t group = 0; group < kGroups; ++group) {
+      Chunk sum = LoadChunk(At(side.logs, group * kGroupTokens, chunk));
+      for (std::int64_t i = 1; i < kGroupTokens; ++i) {
+        sum = Add(sum, LoadChunk(At(side.logs, group * kGroupTokens + i, chunk)));
+      }
+      StoreChunk(sum, sums[group]);
+    }
+    float* to = At(side.nodes, 0, chunk);
+    for (int halves = kGroups; halves > 1; halves /= 2) {
+      for (int i = 0; i < halves; ++i, to += ChunkSize()) StoreChunk(ExpOf(LoadChunk(sums[i])), to);
+      for (int i = 0; i < halves / 2; ++i) {
+        StoreChunk(Add(LoadChunk(sums[2 * i]), LoadChunk(sums[2 * i + 1])), sums[i]);
+      }
+    }
+    StoreChunk(LoadChunk(sums[0]), ChunkOf(log, chunk));
+  }
+}
+
+// What MakeFeatureDecays calls; a user hides what it needs.
+struct DecayVisitor {
+  // The tokens of a group, whose own decays are in side.decays.
+  HWY_INLINE void Group(Range) const {}
+  // For each level and token in a first half, the decay from it to the middle of its node; in a
+  // second half, that from the middle to it.
+  HWY_INLINE void ToMiddle(const Level&, std::int64_t, std::int64_t, const Chunk&) const {}
+  HWY_INLINE void FromMiddle(const Level&, std::int64_t, std::int64_t, const Chunk&) const {}
+  // The decays from a token to the block's end and from the block's start to it.
+  HWY_INLINE void ToEnd(std::int64_t, std::int64_t, const Chunk&) const {}
+  HWY_INLINE void FromStart(std::int64_t, std::int64_t, const Chunk&) const {}
 };
 
-// Makes from_start and to_end of a block from the logarithms in side.sums, first those of groups,
-// then level by level. group(tokens) finds the decay of each of its tokens alone in from_start.
-// level(nodes), called before the halves of nodes are joined, finds in from_start of the tokens of
-// a second half, and in to_end of the tokens of a first half, the decays from and to the middle of
-// their node. Afterwards row 0 of side.sums is the sum of the block.
-template <class Group, class OfLevel>
+// Passes the decays of a block, from the logarithms in side.logs, to a visitor, a group after the
+// other while its rows are in L1, and row by row and chunk by chunk within a group. `log` becomes
+// the sums of the block.
+template <class Visitor>
 HWY_INLINE void MakeFeatureDecays(std::int64_t tokens, std::int64_t features, const SideDecay& side,
-                                  const Group& group, const OfLevel& level) {
+                                  float* log, const Visitor& visitor) {
   const std::int64_t chunks = ChunksOf(features);
+  MakeHalfDecays(features, side, log);
   for (std::int64_t begin = 0; begin < tokens; begin += kGroupTokens) {
+    const std::int64_t end = begin + kGroupTokens, group = begin / kGroupTokens;
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-      for (std::int64_t i = begin; i < begin + kGroupTokens; ++i) {
-        StoreChunk(ExpOf(LoadChunk(At(side.sums, i, chunk))), At(side.from_start, i, chunk));
+      for (std::int64_t i = begin; i < end; ++i) {
+        StoreChunk(ExpOf(LoadChunk(At(side.logs, i, chunk))), At(side.decays, i, chunk));
       }
     }
-    group(Range{begin, std::min(tokens, begin + kGroupTokens)});
+    visitor.Group(Range{begin, std::min(tokens, end)});
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-      Chunk sum = LoadChunk(At(side.sums, begin, chunk));
-      Chunk product = LoadChunk(At(side.from_start, begin + kGroupTokens - 1, chunk));
-      StoreChunk(Fill<2>(1.0f), At(side.to_end, begin + kGroupTokens - 1, chunk));
-      for (std::int64_t i = begin + kGroupTokens - 2; i >= begin; --i) {
-        StoreChunk(product, At(side.to_end, i, chunk));
-        product = Mul(product, LoadChunk(At(side.from_start, i, chunk)));
-      }
-      product = LoadChunk(At(side.from_start, begin, chunk));
-      for (std::int64_t i = begin + 1; i < begin + kGroupTokens; ++i) {
-        float* at = At(side.from_start, i, chunk);
-        product = Mul(product, LoadChunk(at));
-        StoreChunk(product, at);
-        sum = Add(sum, LoadChunk(At(side.sums, i, chunk)));
-      }
-      StoreChunk(sum, At(side.sums, begin, chunk));
-    }
-  }
-  for (std::int64_t half = kGroupTokens; half < tokens; half *= 2) {
-    level(Level{half, 0, tokens});
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-      for (std::int64_t left = 0; left < tokens; left += 2 * half) {
-        const std::int64_t right = left + half;
-        const Chunk first = LoadChunk(At(side.sums, left, chunk));
-        const Chunk second = LoadChunk(At(side.sums, right, chunk));
-        const Chunk first_factor = ExpOf(first);
-        const Chunk second_factor = ExpOf(second);
-        for (std::int64_t n = 0; n < half; ++n) {
-          float* from = At(side.from_start, right + n, chunk);
-          float* to = At(side.to_end, left + n, chunk);
-          StoreChunk(Mul(LoadChunk(from), first_factor), from);
-          StoreChunk(Mul(LoadChunk(to), second_factor), to);
+      Chunk product = Fill<2>(1.0f);
+      for (std::int64_t i = end - 1; i >= begin; --i) {
+        Chunk decay = product;
+        for (int level = 0; level < kLevels; ++level) {
+          const std::int64_t half = group >> level;
+          if (half % 2 != 0) continue;
+          visitor.ToMiddle(LevelAt(level, tokens), i, chunk, decay);
+          decay = Mul(decay, HalfDecay(side, level, half + 1, chunk));
         }
-        StoreChunk(Add(first, second), At(side.sums, left, chunk));
+        visitor.ToEnd(i, chunk, decay);
+        product = Mul(product, LoadChunk(At(side.decays, i, chunk)));
+      }
+      product = Fill<2>(1.0f);
+      for (std::int64_t i = begin; i < end; ++i) {
+        product = Mul(product, LoadChunk(At(side.decays, i, chunk)));
+        Chunk decay = product;
+        for (int level = 0; level < kLevels; ++level) {
+          const std::int64_t half = group >> level;
+          if (half % 2 == 0) continue;
+          visitor.FromMiddle(LevelAt(level, tokens), i, chunk, decay);
+          decay = Mul(decay, HalfDecay(side, level, half - 1, chunk));
+        }
+        visitor.FromStart(i, chunk, decay);
       }
     }
   }
@@ -224,6 +301,7 @@ HWY_INLINE std::int64_t TokensWithin(std::int64_t tokens, const Within& within) 
   return tokens;
 }
 HWY_INLINE std::int64_t TokensOfGrowth(const float* logs, std::int64_t tokens) {
+  if (std::all_of(logs, logs + tokens, [](float x) { return x <= 0; })) return tokens;
   float most = 0;
   return TokensWithin(tokens, [&](std::int64_t i) ATTNOPS_INLINE_LAMBDA {
     most = std::max(most, 0.0f) + logs[i];

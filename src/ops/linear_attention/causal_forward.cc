@@ -18,64 +18,50 @@ class ForwardPass : public Passes {
     PlanWorkspaces(plan);
     if (whole_) {
       PlanStates(plan, starts_, 1);
-      PlanStates(plan, locals_, most_pieces_ > 1 ? 1 : 0);
-      PlanStates(plan, runs_, most_pieces_ > 1 ? 1 : 0);
-      PlanLogs(plan, totals_, 1);
     } else {
-      PlanWaves(2);
+      PlanWaves(1);
       PlanSlots(plan, starts_, slots_);
-      PlanSlots(plan, locals_, slots_);
-      PlanSlots(plan, totals_, slots_);
     }
     Scratch scratch(plan.Bytes(workers_));
     plan.Take(scratch, workers_);
     MakeWorkspaces();
     if (whole_) {
-      RunTasks(units_, workers_,
-               [&](std::int64_t i, int worker) { RunUnit(i, WorkOf(worker), worker); });
+      RunTasks(units_, workers_, [&](std::int64_t i, int worker) {
+        const Unit unit = UnitAt(i);
+        const Panels state = starts_.At(worker);
+        LoadStart(call_.initial_state, unit, 0, state);
+        AdvanceAndKeep(unit, {0, TokensOf(unit)}, WorkOf(worker), state, NextUnit(i));
+        StoreEnd(call_.state, unit, 0, state);
+      });
       return;
     }
     ForEachWave([&](const Wave& wave) {
-      MakeStarts(wave, call_.state.data != nullptr);
+      MakeStarts(wave);
       RunTasks(static_cast<std::int64_t>(wave.tasks.size()), workers_,
                [&](std::int64_t i, int worker) {
                  const auto [index, piece] = wave.tasks[static_cast<std::size_t>(i)];
                  const Unit unit = UnitAt(index);
-                 const Head head = HeadOf(unit, 0);
-                 const Workspace& work = WorkOf(worker);
-                 const Pieces pieces = PiecesOf(unit);
-                 const Panels run = starts_.At(SlotOf(wave, index, piece, 0));
-                 kernels_.start(problem_, head, work);
-                 AdvanceAndKeep(unit, pieces.At(piece), work, {run, {}}, nullptr, {});
-                 if (pieces.count == 1) StoreEnd(call_.state, unit, 0, run);
+                 const Stretches pieces = PiecesOf(unit);
+                 const Panels state = starts_.At(SlotOf(wave, index, piece, 0));
+                 AdvanceAndKeep(unit, pieces.At(piece), WorkOf(worker), state, {});
+                 if (piece + 1 == pieces.count) StoreEnd(call_.state, unit, 0, state);
                });
     });
   }
 
  private:
-  void RunUnit(std::int64_t index, const Workspace& work, int worker) const {
-    const Unit unit = UnitAt(index);
+  // Advances a state through tokens from the start of a segment on, and keeps it at such starts.
+  void AdvanceAndKeep(const Unit& unit, Range tokens, const Workspace& work, const Panels& state,
+                      const Ahead& then) const {
     const Head head = HeadOf(unit, 0);
-    const Pieces pieces = PiecesOf(unit);
-    const Panels start = starts_.At(worker);
-    LoadStart(call_.initial_state, unit, 0, start);
     kernels_.start(problem_, head, work);
-    if (pieces.count == 1) {
-      AdvanceAndKeep(unit, pieces.At(0), work, {start, {}}, nullptr, NextUnit(index));
-      return StoreEnd(call_.state, unit, 0, start);
+    const Stretches segments(tokens, kSegmentTokens);
+    for (std::int64_t i = 0; i < segments.count; ++i) {
+      const Range segment = segments.At(i);
+      Keep(unit, 0, segment.begin, state);
+      const Ahead ahead{head, {segment.end, std::min(tokens.end, segment.end + kBlockTokens)}};
+      Advance(problem_, head, segment, work, state, segment.end < tokens.end ? ahead : then);
     }
-    const Panels local = locals_.At(worker), run = runs_.At(worker);
-    const LogDecay total = totals_.At(worker);
-    for (std::int64_t i = 0; i < pieces.count; ++i) {
-      const bool goes_on = i + 1 < pieces.count || call_.state.data != nullptr;
-      Copy(start, run);
-      kernels_.load_state(problem_, nullptr, 0, local);
-      Zero(total);
-      AdvanceAndKeep(unit, pieces.At(i), work, {run, goes_on ? local : Panels{}}, &total,
-                     i + 1 < pieces.count ? FirstOf(unit, i + 1) : NextUnit(index));
-      if (goes_on) kernels_.combine(problem_, total, start, local, start, work);
-    }
-    StoreEnd(call_.state, unit, 0, start);
   }
 
   // Sequences of at most one token.
@@ -84,7 +70,7 @@ class ForwardPass : public Passes {
       const Unit unit = UnitAt(i);
       const float* from = call_.initial_state.At(unit.sequence, unit.first_head);
       float* to = call_.state.At(unit.sequence, unit.first_head);
-      if (PiecesOf(unit).tokens == 1) {
+      if (TokensOf(unit) == 1) {
         return kernels_.step(problem_, HeadOf(unit, 0), from, call_.initial_state.row, to,
                              call_.state.row);
       }
@@ -98,8 +84,6 @@ class ForwardPass : public Passes {
       }
     });
   }
-
-  StateArrays runs_;
 };
 
 }  // namespace

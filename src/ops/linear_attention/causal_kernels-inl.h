@@ -26,7 +26,6 @@ Kernels KernelsOfTarget() {
   kernels.forward = Forward<T>;
   kernels.backward_state = BackwardState<T>;
   kernels.backward = Backward<T>;
-  kernels.combine = Combine<T>;
   kernels.load_state = LoadState<T>;
   kernels.store_state = StoreState<T>;
   kernels.store_constants = StoreConstants<T>;

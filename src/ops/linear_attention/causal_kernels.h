@@ -16,6 +16,13 @@ namespace attnops::causal {
 // make the scores cost more than the state. A power of two.
 constexpr std::int64_t kBlockTokens = 64;
 
+// Where each feature has a decay, those between two tokens of a group are products along the tokens
+// from one to the other; those between groups come from a binary tree with this many levels.
+constexpr int kGroupTokens = 8;
+constexpr int kLevels = 3;
+constexpr int kGroups = 1 << kLevels;
+static_assert(kGroups * kGroupTokens == kBlockTokens);
+
 // What λ is shared by; without a decay it is the constant 1.
 enum class Decay { kConstant, kToken, kFeature };
 
@@ -51,20 +58,22 @@ struct LogDecay {
   float* value;
 };
 
-// Decays of a block along one side, (block, features) each: sums of log_decay, the decay from the
-// block's start to a token, and from a token to the block's end.
+// Decays of a block along one side, (block, features) each: log_decay, and the decay of each token
+// alone; `nodes` has those of the halves of nodes of the tree over the tokens.
 struct SideDecay {
-  Panels sums, from_start, to_end;
+  Panels logs, decays, nodes;
 };
 
 // A worker's matrices, float32, columns of features in storage order. g is scale·dO.
 struct Workspace {
   Panels q, k, q_start, k_end, dq, dk;   // (block, D)
   Panels v, g, v_end, g_start, dv, out;  // (block, E)
-  Panels weighted;                       // (block, D or E)
-  Panels columns;                        // (D or E, block): k or v transposed
-  Panels scores, d_scores;               // (block, block)
-  Panels mask;                           // (block, block): decays from a token to another; 0 above
+  // (block, D or E). With decays of features (levels·block, D or E): rows times their decays from
+  // or to the middle of their node.
+  Panels weighted;
+  Panels columns;           // (D or E, block): k or v transposed
+  Panels scores, d_scores;  // (block, block)
+  Panels mask;              // (block, block): decays from a token to another; 0 above
   SideDecay key, value;
   Panels state_columns;  // (E, D): a state transposed
   LogDecay log;          // of a block
@@ -85,24 +94,18 @@ struct Ahead {
   Range block{0, 0};
 };
 
-// States that advance together: both have the same sums added. No data if there is none.
-struct States {
-  Panels run, local;
-};
-
 // The backward of a block.
 struct BackwardBlock {
   Range tokens;  // of the sequence
   Ahead ahead;
-  States d_states;    // (D, E): the gradient of the state behind the block, then before it
+  Panels d_state;     // (D, E): the gradient of the state behind the block, then before it
   Panels state;       // at the block's start
   Panels next_state;  // behind the block, if the gradient of a decay is wanted
   // Rows of dq and dk in float32 that the heads of a group add to, and whether this head is the
   // first or the last of them. No data without groups.
   Rows<float> dq_sums, dk_sums;
   bool first_of_group = true, last_of_group = true;
-  const LogDecay* total = nullptr;  // the decay of the block is added to it
-  double* d_constant = nullptr;     // the gradient of a constant decay is added to it
+  double* d_constant = nullptr;  // the gradient of a constant decay is added to it
 };
 
 struct Kernels {
@@ -114,19 +117,15 @@ struct Kernels {
                             std::int64_t tokens, const Workspace& work);
   // Prepares the workspace for blocks of a head: the mask of a constant decay.
   void (*start)(const Problem& problem, Head head, const Workspace& work);
-  // Advances the states by a block; writes its output if there is one and a state to run with.
-  // Adds the block's decay to `total`, if given.
+  // Advances the state by a block; writes its output if the problem has one.
   void (*forward)(const Problem& problem, Head head, Range block, const Workspace& work,
-                  const States& states, const LogDecay* total, const Ahead& ahead);
-  // The same for the gradients of states, from the last token to the first.
+                  const Panels& state, const Ahead& ahead);
+  // The same for the gradient of the state, from the last token to the first.
   void (*backward_state)(const Problem& problem, Head head, Range block, const Workspace& work,
-                         const States& d_states, const LogDecay* total);
+                         const Panels& d_state);
   void (*backward)(const Problem& problem, Head head, const BackwardBlock& block,
                    const Workspace& work);
 
-  // to = start ⊙ the decay + local; `to` may be one of them. Changes `total`.
-  void (*combine)(const Problem& problem, const LogDecay& total, const Panels& start,
-                  const Panels& local, const Panels& to, const Workspace& work);
   // A state in memory (D, E), rows `stride` floats apart, to and from panels; from null, zeros.
   void (*load_state)(const Problem& problem, const float* from, std::int64_t stride,
                      const Panels& to);

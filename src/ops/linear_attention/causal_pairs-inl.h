@@ -95,14 +95,14 @@ inline void PairScaledTokens(const Rows<const BFloat16>& rows, std::int64_t coun
                });
 }
 
-// Advances states by scale·xᵀ·y, both pairs of tokens, with the decay work.log.
+// Advances a state by scale·xᵀ·y, both pairs of tokens, with the decay work.log.
 inline void UpdateByPairs(const Problem& problem, const Panels& x, const Panels& y,
                           std::int64_t tokens, float scale, const Workspace& work,
-                          const States& states, Prefetcher& prefetcher) {
-  UpdateWith<BFloat16>(problem, work, states, prefetcher, [&](const UpdateStates& update) HWY_ATTR {
+                          const Panels& state, Prefetcher& prefetcher) {
+  UpdateWith<BFloat16>(problem, work, state, prefetcher, [&](const UpdateState& update) HWY_ATTR {
     MultiplyPairs<Left::kTransposed>(problem.dot, PairLeft::OfPanels(x), y, Padded(problem.D),
                                      DivideUp(tokens, 2), ChunksOf(problem.E),
-                                     Scaled<UpdateStates>{update, scale, prefetcher});
+                                     Scaled<UpdateState>{update, scale, prefetcher});
   });
 }
 
@@ -120,10 +120,10 @@ HWY_INLINE PairTriangle<Triangle::kUpper> UpperTriangle(const Panels& scores, co
 }
 
 inline void ForwardInPairs(const Problem& problem, Head head, Range block, const Workspace& work,
-                           const States& states, const LogDecay* total, Prefetcher& prefetcher) {
+                           const Panels& state, Prefetcher& prefetcher) {
   using T = BFloat16;
   const std::int64_t tokens = block.size(), D = problem.D, E = problem.E;
-  const bool outputs = problem.out.data != nullptr && states.run.data != nullptr;
+  const bool outputs = problem.out.data != nullptr;
   const Rows<const T> k = RowsOf<T>(problem.k, head, head.key_head, block);
   const Rows<const T> v = RowsOf<T>(problem.v, head, head.head, block);
   prefetcher.Spread((outputs ? PausesOf(tokens, (D + tokens / 2) / 2, E) : 0) +
@@ -134,7 +134,7 @@ inline void ForwardInPairs(const Problem& problem, Head head, Range block, const
     const Rows<const T> q = RowsOf<T>(problem.q, head, head.key_head, block);
     MakePairTriangle(problem, q, k, tokens, D, 1.0f, OwnScores::kExact, work.score_rows, work,
                      work.scores, prefetcher);
-    PairRows(states.run, Padded(D), ChunksOf(E), work.state_pairs);
+    PairRows(state, Padded(D), ChunksOf(E), work.state_pairs);
     const LeftPairs left = LeftOfRows(q, tokens, D, work.rows16);
     MultiplyPairsSum(problem.dot, tokens, ChunksOf(E),
                      PairTerm{left.left, work.state_pairs, left.depth},
@@ -144,17 +144,15 @@ inline void ForwardInPairs(const Problem& problem, Head head, Range block, const
                                     problem.scale, prefetcher});
   }
   PairScaledTokens(k, tokens, D, problem.has_decay ? work.to_end : nullptr, work.k);
-  UpdateByPairs(problem, work.k, work.v, tokens, 1.0f, work, states, prefetcher);
-  AddLogs(problem, work.log, total);
+  UpdateByPairs(problem, work.k, work.v, tokens, 1.0f, work, state, prefetcher);
 }
 
 // The update of the state's gradient. g is dO, as it is; its scale is a factor of the sums.
 inline void UpdateGradient(const Problem& problem, const Rows<const BFloat16>& q, const Panels& g,
-                           std::int64_t tokens, const Workspace& work, const States& d_states,
-                           const LogDecay* total, Prefetcher& prefetcher) {
+                           std::int64_t tokens, const Workspace& work, const Panels& d_state,
+                           Prefetcher& prefetcher) {
   PairScaledTokens(q, tokens, problem.D, problem.has_decay ? work.from_start : nullptr, work.q);
-  UpdateByPairs(problem, work.q, g, tokens, problem.scale, work, d_states, prefetcher);
-  AddLogs(problem, work.log, total);
+  UpdateByPairs(problem, work.q, g, tokens, problem.scale, work, d_state, prefetcher);
 }
 
 inline void BackwardInPairs(const Problem& problem, Head head, const BackwardBlock& block,
@@ -162,7 +160,7 @@ inline void BackwardInPairs(const Problem& problem, Head head, const BackwardBlo
   using T = BFloat16;
   const Range range = block.tokens;
   const std::int64_t tokens = range.size(), D = problem.D, E = problem.E;
-  const Panels& d_state = block.d_states.run;
+  const Panels& d_state = block.d_state;
   const DotTile dot = problem.dot;
   const Rows<const T> q = RowsOf<T>(problem.q, head, head.key_head, range);
   const Rows<const T> k = RowsOf<T>(problem.k, head, head.key_head, range);
@@ -223,19 +221,18 @@ inline void BackwardInPairs(const Problem& problem, Head head, const BackwardBlo
     TokenDecayGradients<T>(problem, head, block, products,
                            DotStates(problem, block.next_state, d_state));
   }
-  UpdateGradient(problem, q, work.g, tokens, work, block.d_states, block.total, prefetcher);
+  UpdateGradient(problem, q, work.g, tokens, work, d_state, prefetcher);
 }
 
 inline void BackwardStateInPairs(const Problem& problem, Head head, Range block,
-                                 const Workspace& work, const States& d_states,
-                                 const LogDecay* total) {
+                                 const Workspace& work, const Panels& d_state) {
   using T = BFloat16;
   Prefetcher prefetcher;
   const Rows<const T> g = RowsOf<T>(problem.d_out, head, head.head, block);
   LoadTokenDecays<T>(problem, head, block, work, false);
   PairTokens(g.data, g.stride, block.size(), problem.E, work.g);
   UpdateGradient(problem, RowsOf<T>(problem.q, head, head.key_head, block), work.g, block.size(),
-                 work, d_states, total, prefetcher);
+                 work, d_state, prefetcher);
 }
 
 #endif  // !ATTNOPS_ONE_LANE

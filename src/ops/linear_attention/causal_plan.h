@@ -19,48 +19,38 @@
 
 namespace attnops::causal {
 
-constexpr std::int64_t kRunStates = kRunTokens / kBlockTokens;
-// A sequence is cut into at most this many pieces of whole runs, more than any sensible number of
-// threads. The length alone decides, so that a sequence has the same bits in every batch.
+// A sequence is cut into at most this many pieces, more than any sensible number of threads.
 constexpr std::int64_t kMostPieces = 64;
 // Bound of the states of a wave, if those of one head are within it.
 constexpr std::int64_t kWaveBytes = 16 << 20;
+// Bound of what all workers of a backward have of their runs, if runs can be that short: states of
+// blocks, and the sums of heads that share q and k.
+constexpr std::int64_t kRunBytes = 16 << 20;
 // Calls of fewer multiply-adds are not worth waking a thread for.
 constexpr double kSerialWork = 5e5;
 
-// How a sequence is cut into pieces, and a piece into runs.
-struct Pieces {
-  std::int64_t tokens, size, count;
+// Tokens cut into stretches of `size`, a multiple of a segment.
+struct Stretches {
+  Range tokens;
+  std::int64_t size, count;
 
-  explicit Pieces(std::int64_t all)
+  Stretches(Range all, std::int64_t of_each)
       : tokens(all),
-        size(RoundUp(DivideUp(std::max<std::int64_t>(all, 1), kMostPieces), kRunTokens)),
-        count(std::max<std::int64_t>(DivideUp(all, size), 1)) {}
+        size(of_each),
+        count(std::max<std::int64_t>(DivideUp(all.size(), of_each), 1)) {}
 
-  Range At(std::int64_t piece) const {
-    return {std::min(tokens, piece * size), std::min(tokens, (piece + 1) * size)};
+  Range At(std::int64_t i) const {
+    return {std::min(tokens.end, tokens.begin + i * size),
+            std::min(tokens.end, tokens.begin + (i + 1) * size)};
   }
 };
-inline std::int64_t RunsOf(Range tokens) {
-  return std::max<std::int64_t>(DivideUp(tokens.size(), kRunTokens), 1);
-}
-inline Range RunAt(Range tokens, std::int64_t run) {
-  const std::int64_t begin = tokens.begin + run * kRunTokens;
-  return {begin, std::min(tokens.end, begin + kRunTokens)};
-}
 
-// States of one size, with a decay for each.
+// States of one size.
 struct StateArrays {
   Arrays states;
   std::int64_t panel = 0;
 
   Panels At(std::int64_t i) const { return {states.At(i), panel}; }
-};
-struct LogArrays {
-  Arrays logs;
-  std::int64_t keys = 0;
-
-  LogDecay At(std::int64_t i) const { return {logs.At(i), logs.At(i) + keys}; }
 };
 
 // A task's unit: the heads that share the q and k of a sequence. A forward's has one head.
@@ -87,17 +77,27 @@ class Plan {
     std::int64_t kept = 0;
     for (const Sequence& sequence : call.sequences) {
       first_kept_.push_back(kept);
-      kept += RunsOf({0, sequence.tokens}) - 1;
+      kept += SegmentsOf(sequence.tokens) - 1;
       tokens += static_cast<double>(sequence.tokens);
-      const Pieces pieces(sequence.tokens);
-      most_pieces_ = std::max(most_pieces_, pieces.count);
-      most_runs_ = std::max(most_runs_, RunsOf(pieces.At(0)));
       longest_ = std::max(longest_, sequence.tokens);
     }
     const double work = tokens * static_cast<double>(call.heads) * (D * E + 32 * (D + E));
     workers_ = work < kSerialWork ? 1 : MaxWorkers();
     units_ = static_cast<std::int64_t>(call.sequences.size()) * (call.heads / unit_heads_);
-    whole_ = units_ >= workers_ || most_pieces_ == 1;
+    whole_ = units_ >= workers_ || longest_ <= kSegmentTokens;
+
+    const std::int64_t of_block =
+        StateSize() + (unit_heads_ > 1 ? 2 * kBlockTokens : 0) * Padded(problem_.D);
+    const auto bytes = static_cast<std::int64_t>(sizeof(float)) * workers_ *
+                       std::max<std::int64_t>(of_block, 1) * (kSegmentTokens / kBlockTokens);
+    run_tokens_ =
+        std::clamp<std::int64_t>(kRunBytes / bytes * kSegmentTokens, kSegmentTokens,
+                                 RoundUp(std::max<std::int64_t>(longest_, 1), kSegmentTokens));
+    piece_tokens_ = std::max(RoundUp(DivideUp(longest_, kMostPieces), kSegmentTokens),
+                             whole_ ? run_tokens_ : kSegmentTokens);
+    run_tokens_ = std::min(run_tokens_, piece_tokens_);
+    most_pieces_ = Stretches({0, longest_}, piece_tokens_).count;
+    most_runs_ = DivideUp(piece_tokens_, run_tokens_);
   }
 
  protected:
@@ -115,42 +115,33 @@ class Plan {
     const Sequence& sequence = call_.sequences[static_cast<std::size_t>(unit.sequence)];
     return {sequence.batch, sequence.first, unit.first_head + i, unit.key_head};
   }
-  Pieces PiecesOf(const Unit& unit) const {
-    return Pieces(call_.sequences[static_cast<std::size_t>(unit.sequence)].tokens);
+  std::int64_t TokensOf(const Unit& unit) const {
+    return call_.sequences[static_cast<std::size_t>(unit.sequence)].tokens;
   }
+  Stretches PiecesOf(const Unit& unit) const { return {{0, TokensOf(unit)}, piece_tokens_}; }
 
-  // The kept state at a token of a unit's head, the start of a run behind the first.
+  static std::int64_t SegmentsOf(std::int64_t tokens) {
+    return std::max<std::int64_t>(DivideUp(tokens, kSegmentTokens), 1);
+  }
+  // The kept state at a token of a unit's head, the start of a segment behind the first.
   std::int64_t KeptAt(const Unit& unit, std::int64_t token) const {
-    return first_kept_[static_cast<std::size_t>(unit.sequence)] + token / kRunTokens - 1;
+    return first_kept_[static_cast<std::size_t>(unit.sequence)] + token / kSegmentTokens - 1;
   }
 
   void PlanStates(ScratchPlan& plan, StateArrays& states, std::int64_t of_worker) const {
     states.panel = Panels::PanelSize(Padded(problem_.D), kernels_.chunk);
     plan.AddForWorkers(states.states, of_worker * StateSize());
   }
-  void PlanLogs(ScratchPlan& plan, LogArrays& logs, std::int64_t of_worker) const {
-    logs.keys = Padded(problem_.D);
-    plan.AddForWorkers(logs.logs, of_worker * LogSize());
-  }
   void PlanSlots(ScratchPlan& plan, StateArrays& states, std::int64_t slots) const {
     states.panel = Panels::PanelSize(Padded(problem_.D), kernels_.chunk);
     plan.Add(states.states, StateSize(), slots);
   }
-  void PlanSlots(ScratchPlan& plan, LogArrays& logs, std::int64_t slots) const {
-    logs.keys = Padded(problem_.D);
-    plan.Add(logs.logs, LogSize(), slots);
-  }
-  std::int64_t LogSize() const { return Padded(problem_.D) + Padded(problem_.E); }
   Panels Shifted(const Panels& first, std::int64_t i) const {
     return {first.data + i * StateSize(), first.panel};
-  }
-  LogDecay Shifted(const LogDecay& first, std::int64_t i) const {
-    return {first.key + i * LogSize(), first.value + i * LogSize()};
   }
   void Copy(const Panels& from, const Panels& to) const {
     std::memcpy(to.data, from.data, static_cast<std::size_t>(StateSize()) * sizeof(float));
   }
-  void Zero(const LogDecay& log) const { std::fill_n(log.key, LogSize(), 0.0f); }
 
   // A worker's matrices, as offsets into one array.
   struct Matrix {
@@ -160,26 +151,30 @@ class Plan {
   struct SideMatrix {
     SideDecay Workspace::*side;
     Panels SideDecay::*member;
-    std::int64_t columns;
+    std::int64_t rows, columns;
   };
   std::vector<Matrix> Matrices() const {
     const std::int64_t D = problem_.D, E = problem_.E, C = kBlockTokens;
-    std::vector<Matrix> list = {{&Workspace::q, C, D},
-                                {&Workspace::k, C, D},
-                                {&Workspace::q_start, C, D},
-                                {&Workspace::k_end, C, D},
-                                {&Workspace::v, C, E},
-                                {&Workspace::weighted, C, std::max(D, E)},
-                                {&Workspace::columns, Padded(std::max(D, E)), C},
-                                {&Workspace::scores, C, C},
-                                {&Workspace::mask, C, C}};
-    if (problem_.OnValues()) list.push_back({&Workspace::out, C, E});
+    const bool of_features = !problem_.IsOfTokens();
+    std::vector<Matrix> list = {
+        {&Workspace::q, C, D},
+        {&Workspace::k, C, D},
+        {&Workspace::q_start, C, D},
+        {&Workspace::k_end, C, D},
+        {&Workspace::v, C, E},
+        {&Workspace::weighted, of_features ? kLevels * C : C, std::max(D, E)},
+        {&Workspace::columns, Padded(std::max(D, E)), C},
+        {&Workspace::scores, C, C},
+        {&Workspace::mask, C, C}};
+    if (problem_.OnValues()) {
+      list.push_back({&Workspace::out, C, E});
+      list.push_back({&Workspace::v_end, C, E});
+    }
     if (pass_ == Pass::kBackward) {
       const Matrix more[] = {{&Workspace::dq, C, D},
                              {&Workspace::dk, C, D},
                              {&Workspace::g, C, E},
                              {&Workspace::g_start, C, problem_.OnValues() ? E : 0},
-                             {&Workspace::v_end, C, problem_.OnValues() ? E : 0},
                              {&Workspace::dv, C, E},
                              {&Workspace::d_scores, C, C},
                              {&Workspace::state_columns, Padded(E), D}};
@@ -195,10 +190,10 @@ class Plan {
   std::vector<SideMatrix> SideMatrices() const {
     std::vector<SideMatrix> list;
     const auto add = [&](SideDecay Workspace::*side, std::int64_t columns) {
-      for (Panels SideDecay::*member :
-           {&SideDecay::sums, &SideDecay::from_start, &SideDecay::to_end}) {
-        list.push_back({side, member, columns});
+      for (Panels SideDecay::*member : {&SideDecay::logs, &SideDecay::decays}) {
+        list.push_back({side, member, kBlockTokens, columns});
       }
+      list.push_back({side, &SideDecay::nodes, 2 * kGroups, columns});
     };
     if (problem_.decay == Decay::kFeature) add(&Workspace::key, problem_.D);
     if (problem_.OnValues()) add(&Workspace::value, problem_.E);
@@ -236,7 +231,7 @@ class Plan {
       work.*matrix.member = panels(matrix.rows, matrix.columns);
     }
     for (const SideMatrix& matrix : SideMatrices()) {
-      work.*matrix.side.*matrix.member = panels(kBlockTokens, matrix.columns);
+      work.*matrix.side.*matrix.member = panels(matrix.rows, matrix.columns);
     }
     ForEachVector(
         Padded(problem_.D), Padded(problem_.E),
@@ -274,7 +269,11 @@ class Plan {
   Kernels kernels_;
   std::int64_t group_;  // heads of v for each of q and k
   std::int64_t unit_heads_ = 1, units_ = 0;
-  std::int64_t most_pieces_ = 1, most_runs_ = 1, longest_ = 0;
+  std::int64_t longest_ = 0;
+  // Of a piece, which is a task where there are fewer units than workers, and of a run, whose
+  // blocks' states the backward has at a time.
+  std::int64_t piece_tokens_ = kSegmentTokens, run_tokens_ = kSegmentTokens;
+  std::int64_t most_pieces_ = 1, most_runs_ = 1;
   std::vector<std::int64_t> first_kept_;  // of each sequence
   bool whole_ = true;                     // whether a task is a unit, else a piece of one
   int workers_ = 1;

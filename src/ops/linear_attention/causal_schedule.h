@@ -35,15 +35,15 @@ struct Call {
   std::vector<float> constants;  // log_decay of each head, if it is constant
   StateTensor<const float*> initial_state, d_state;
   StateTensor<float*> state, d_initial_state;
-  // States at the starts of runs, but for the first of a sequence, one sequence after the other:
-  // written by the forward, read by the backward.
+  // States at the starts of segments, but for the first of a sequence, one sequence after the
+  // other: written by the forward, read by the backward.
   StateTensor<float*> kept;
   StateTensor<const float*> kept_before;
 };
 
-// Tokens of a run: the backward has the states of its blocks at a time. A multiple of
-// kBlockTokens.
-constexpr std::int64_t kRunTokens = 1024;
+// Tokens of a segment, the unit in which sequences are cut for tasks and memory: blocks end with
+// it, and the state at its start may be kept for the backward. A multiple of kBlockTokens.
+constexpr std::int64_t kSegmentTokens = 1024;
 
 void RunForward(const Call& call);
 void RunBackward(const Call& call);

@@ -34,9 +34,9 @@ HWY_INLINE void MakeTriangle(const Problem& problem, const Panels& x, const Pane
 
 template <typename T>
 void ForwardOfTokens(const Problem& problem, Head head, Range block, const Workspace& work,
-                     const States& states, const LogDecay* total, Prefetcher& prefetcher) {
+                     const Panels& state, Prefetcher& prefetcher) {
   const std::int64_t tokens = block.size(), D = problem.D, E = problem.E;
-  const bool outputs = problem.out.data != nullptr && states.run.data != nullptr;
+  const bool outputs = problem.out.data != nullptr;
   const Rows<const T> k = RowsOf<T>(problem.k, head, head.key_head, block);
   const Rows<const T> v = RowsOf<T>(problem.v, head, head.head, block);
   prefetcher.Spread((outputs ? PausesOf(tokens, D + tokens / 2, E) : 0) + PausesOf(D, tokens, E));
@@ -50,13 +50,12 @@ void ForwardOfTokens(const Problem& problem, Head head, Range block, const Works
     MultiplySum(tokens, ChunksOf(E),
                 StoreScaled<T>{RowsOf<T>(problem.out, head, head.head, block), E, problem.scale,
                                prefetcher},
-                Term<Left::kStraight>{work.q, states.run, Padded(D)},
+                Term<Left::kStraight>{work.q, state, Padded(D)},
                 ScaleRows{problem.has_decay ? work.from_start : nullptr},
                 Term<Left::kStraight, Triangle::kLower>{work.scores, work.v, tokens});
   }
   LoadScaledRows<T>(k, tokens, D, problem.has_decay ? work.to_end : nullptr, work.k);
-  UpdateBy<T>(problem, work.k, work.v, tokens, work, states, prefetcher);
-  AddLogs(problem, work.log, total);
+  UpdateBy<T>(problem, work.k, work.v, tokens, work, state, prefetcher);
 }
 
 // Stores rows of a gradient in a tensor, or in a matrix if the tensor has no data. Adds ±x ⊙ the
@@ -133,7 +132,7 @@ void BackwardOfTokens(const Problem& problem, Head head, const BackwardBlock& bl
                       const Workspace& work, Prefetcher& prefetcher) {
   const Range range = block.tokens;
   const std::int64_t tokens = range.size(), D = problem.D, E = problem.E;
-  const Panels& d_state = block.d_states.run;
+  const Panels& d_state = block.d_state;
   const Rows<const T> q = RowsOf<T>(problem.q, head, head.key_head, range);
   const Rows<const T> k = RowsOf<T>(problem.k, head, head.key_head, range);
   const Rows<const T> v = RowsOf<T>(problem.v, head, head.head, range);
@@ -185,8 +184,7 @@ void BackwardOfTokens(const Problem& problem, Head head, const BackwardBlock& bl
                            DotStates(problem, block.next_state, d_state));
   }
   if (from_start != nullptr) MultiplyRowsBy(work.q, from_start, tokens, D, work.q);
-  UpdateBy<T>(problem, work.q, work.g, tokens, work, block.d_states, prefetcher);
-  AddLogs(problem, work.log, block.total);
+  UpdateBy<T>(problem, work.q, work.g, tokens, work, d_state, prefetcher);
 }
 
 }  // namespace HWY_NAMESPACE

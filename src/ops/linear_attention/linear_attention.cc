@@ -229,7 +229,7 @@ Call CallOf(const ConstTensorView& q, const ConstTensorView& k, const ConstTenso
 }  // namespace
 
 std::int64_t LinearAttentionKeptStates(std::int64_t batches, std::int64_t tokens) {
-  return batches * (tokens / causal::kRunTokens);
+  return batches * (tokens / causal::kSegmentTokens);
 }
 
 void LinearAttention(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
