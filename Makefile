@@ -126,7 +126,8 @@ test-tsan: debs | $(REPORTS) ## the C++ tests under the thread sanitizer
 # thirty times slower.
 LARGEST_TESTS := *InWaves* *OtherCalls* TargetSwitch.FlaoFal TargetSwitch.Encodings TargetSwitch.Tpa* \
   *EveryActivationType* *SameBitsFromAllSplits* *AnyNumberOfThreads* *LargeResultsAtAnyAlignment \
-  BatchInvariance.MdLrpeCosine *LongSequence*
+  BatchInvariance.MdLrpeCosine *LongSequence* *KeptStatesGiveTheSameGradients \
+  *SameBitsWithAnyParallelFor LinearAttentionAccuracy.CommonSizes Rope.CosSinInPlaceOfTheta
 empty :=
 .PHONY: test-aarch64
 test-aarch64: aarch64-debs | $(REPORTS) ## the C++ tests on 64-bit Arm, cross-compiled and under qemu
