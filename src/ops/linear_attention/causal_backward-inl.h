@@ -90,17 +90,7 @@ void FeatureKeyGradients(const Problem& problem, Head head, const BackwardBlock&
                          const Workspace& work, const Panels& g_start, const Panels& v_end,
                          Prefetcher& prefetcher) {
   const std::int64_t tokens = block.tokens.size(), D = problem.D, chunks = ChunksOf(D);
-  VisitKeyDecays<T>(problem, head, block.tokens, work,
-                    ScoreVisitor{{},
-                                 work.q,
-                                 work.k,
-                                 work.key,
-                                 chunks,
-                                 work.scores,
-                                 work.weighted,
-                                 work.q_start,
-                                 work.k_end});
-  ScoreLevels(work.weighted, tokens, chunks, work.scores);
+  MakeScores<T>(problem, head, block.tokens, work, prefetcher);
   TransposePanels(block.state, Padded(D), Padded(problem.E), work.state_columns);
   Multiply<Left::kStraight>(g_start, work.state_columns, tokens, Padded(problem.E), chunks,
                             AddToMatrix{work.dq, false, prefetcher});
