@@ -53,6 +53,29 @@ void Run(benchmark::State& state, DType dtype, TpaSplit split) {
   state.SetLabel(attnops::GetTarget());
 }
 
+// With the ranks of the published models, from their numbers of heads.
+void RunRanks(benchmark::State& state, DType dtype) {
+  const std::int64_t batch = state.range(0), tokens = state.range(1), heads = state.range(2);
+  constexpr std::int64_t kQuery = 6, kKey = 2, kValue = 2, kWidth = 64;
+  RandomTensor aq(dtype, {batch, 1, heads, kQuery}), bq(dtype, {batch, 1, kQuery, kWidth});
+  RandomTensor ak(dtype, {batch, tokens, heads, kKey}), bk(dtype, {batch, tokens, kKey, kWidth});
+  RandomTensor av(dtype, {batch, tokens, heads, kValue});
+  RandomTensor bv(dtype, {batch, tokens, kValue, kWidth});
+  RandomTensor out(dtype, {batch, 1, heads, kWidth});
+  const auto query = attnops::TpaQuery::Factors(aq.view(), bq.view());
+  const attnops::TpaKeys keys{ak.view(), av.view(), bk.view(), bv.view()};
+  for (auto _ : state) attnops::TpaDecode(query, keys, out.view());
+  const std::int64_t products = kQuery * kKey * (kWidth + heads) + heads * kValue * kWidth;
+  const bool pairs = attnops::EffectivePrecision(dtype) == attnops::Precision::kMedium;
+  const double peak =
+      pairs ? attnops::MeasureBf16Peak(kLimitSeconds) : attnops::MeasureFmaPeak(kLimitSeconds);
+  const double flops = 2.0 * static_cast<double>(batch * tokens * products);
+  using benchmark::Counter;
+  state.counters["flops"] = Counter(flops, Counter::kIsIterationInvariantRate);
+  state.counters["share"] = Counter(flops / peak, Counter::kIsIterationInvariantRate);
+  state.SetLabel(attnops::GetTarget());
+}
+
 int Register() {
   const std::pair<const char*, TpaSplit> splits[] = {
       {"auto", TpaSplit::kAuto}, {"b", TpaSplit::kB}, {"bh", TpaSplit::kBH}, {"bn", TpaSplit::kBN}};
@@ -67,6 +90,15 @@ int Register() {
           ->UseRealTime()
           ->Unit(benchmark::kMillisecond);
     }
+  }
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    const std::string name = std::string("tpa_decode/ranks/") + attnops::Name(dtype);
+    benchmark::RegisterBenchmark(
+        name.c_str(), [dtype](benchmark::State& state) { RunRanks(state, dtype); })
+        ->ArgNames({"B", "M", "H"})
+        ->ArgsProduct({{1, 8}, {4096, 16384}, {34, 47, 61, 78}})
+        ->UseRealTime()
+        ->Unit(benchmark::kMillisecond);
   }
   return 0;
 }

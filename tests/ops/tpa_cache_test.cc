@@ -10,6 +10,7 @@
 #include "attnops/lrpe_rotate.h"
 #include "tests/ops/tpa_case.h"
 #include "tests/support/errors.h"
+#include "tests/support/precisions.h"
 #include "tests/support/random.h"
 #include "tests/support/targets.h"
 #include "tests/support/tolerances.h"
@@ -19,6 +20,12 @@ namespace {
 
 constexpr std::int64_t kHeads = 19, kD = 24, kE = 20;
 constexpr TpaOptions kAll{false, {}, {}, {}, {}, {}};
+
+TpaOptions In(Precision precision) {
+  TpaOptions options = kAll;
+  options.precision = precision;
+  return options;
+}
 
 TpaRanksSpec Spec(DType dtype, std::int64_t batch, std::int64_t m) {
   return {.dtype = dtype,
@@ -61,11 +68,14 @@ TEST(TpaCache, SameBitsAsFromTensors) {
       cache.Leave(gone);
       ids.push_back(cache.Join());  // in pages that were another's
       cache.Append({ids[2]}, Cut(c, 2, 0, 45));
-      c.Decode(TpaSplit::kAuto);
-      const auto expected = c.out.Bits();
-      c.out.Poison();
-      cache.Decode(ids, c.Query(), c.out.view());
-      EXPECT_TRUE(c.out.Bits() == expected);
+      InEveryPrecision(dtype, [&](Precision each) {
+        c.precision = each;
+        c.Decode(TpaSplit::kAuto);
+        const auto expected = c.out.Bits();
+        c.out.Poison();
+        cache.Decode(ids, c.Query(), c.out.view(), {}, In(each));
+        EXPECT_TRUE(c.out.Bits() == expected);
+      });
       for (const std::int64_t id : ids) cache.Leave(id);
       EXPECT_EQ(cache.FreePages(), 30);
     });
@@ -172,12 +182,14 @@ TEST(TpaCache, Int8IsWithinHalfAStep) {
       load(in.av, pool.av, pool.av_scale, 1, kHeads * 2);
       load(in.bk, pool.bk, pool.bk_scale, 2, kD);
       load(in.bv, pool.bv, pool.bv_scale, 2, kE);
-      c.out.Poison();
-      c.lse.Poison();
-      cache.Decode({0, 1}, c.Query(), c.out.view(), c.lse.view());
-      const TpaExpected expected = ExpectTpa(c.Reference(), in, dtype, Precision::kHighest);
-      EXPECT_TRUE(AllNear(c.out.Values(), expected.out.value, expected.out.bound));
-      EXPECT_TRUE(AllNear(c.lse.Values(), expected.lse.value, expected.lse.bound));
+      InEveryPrecision(dtype, [&](Precision each) {
+        c.out.Poison();
+        c.lse.Poison();
+        cache.Decode({0, 1}, c.Query(), c.out.view(), c.lse.view(), In(each));
+        const TpaExpected expected = ExpectTpa(c.Reference(), in, dtype, each);
+        EXPECT_TRUE(AllNear(c.out.Values(), expected.out.value, expected.out.bound));
+        EXPECT_TRUE(AllNear(c.lse.Values(), expected.lse.value, expected.lse.bound));
+      });
     });
   }
 }

@@ -7,6 +7,7 @@
 #include "tests/ops/tpa_case.h"
 #include "tests/ops/tpa_decode_case.h"
 #include "tests/support/parallel_fors.h"
+#include "tests/support/precisions.h"
 #include "tests/support/targets.h"
 
 namespace attnops::testing {
@@ -83,87 +84,117 @@ TEST(TpaDecodeRanks, SameBitsFromAllSplitsWithAnyNumberOfThreads) {
 }
 
 // Each sequence of a batch with lengths and pages has the bits that it has alone.
-TEST(TpaDecodeRanks, LengthsAndPagesInAnyOrder) {
+void CheckLengthsAndPages(DType dtype, Precision precision) {
   constexpr std::int64_t kPage = 16, kPages = 40, kHeads = 19;
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    TpaRanksCase c({.dtype = dtype,
-                    .batch = 5,
-                    .m = 100,
-                    .heads = kHeads,
-                    .q_rank = 3,
-                    .d = 24,
-                    .e = 20,
-                    .options = kAll});
-    const std::vector<std::int64_t> lengths = {100, 0, 1, 64, 37};
-    const auto run = [&](const TpaKeys& keys, const TpaSequences& sequences) {
-      c.out.Poison();
-      c.lse.Poison();
-      TpaDecode(c.Query(), keys, c.out.view(), sequences, c.lse.view());
-      EXPECT_TRUE(c.out.AllWritten());
-      EXPECT_TRUE(c.lse.AllWritten());
-      return std::make_pair(c.out.Bits(), c.lse.Bits());
-    };
-    const auto expected = run(c.Keys(), {lengths.data(), nullptr, 0, 0});
-    // Alone, from a cache of just its length.
-    const auto cut = [&](const GuardedTensor& all, std::int64_t b) {
+  TpaOptions options = kAll;
+  options.precision = precision;
+  TpaRanksCase c({.dtype = dtype,
+                  .batch = 5,
+                  .m = 100,
+                  .heads = kHeads,
+                  .q_rank = 3,
+                  .d = 24,
+                  .e = 20,
+                  .options = kAll});
+  const std::vector<std::int64_t> lengths = {100, 0, 1, 64, 37};
+  const auto run = [&](const TpaKeys& keys, const TpaSequences& sequences) {
+    c.out.Poison();
+    c.lse.Poison();
+    TpaDecode(c.Query(), keys, c.out.view(), sequences, c.lse.view(), options);
+    EXPECT_TRUE(c.out.AllWritten());
+    EXPECT_TRUE(c.lse.AllWritten());
+    return std::make_pair(c.out.Bits(), c.lse.Bits());
+  };
+  const auto expected = run(c.Keys(), {lengths.data(), nullptr, 0, 0});
+  // Alone, from a cache of just its length.
+  const auto cut = [&](const GuardedTensor& all, std::int64_t b) {
+    return ConstTensorView(
+        static_cast<const char*>(all.view().data()) + b * all.strides()[0] * SizeOf(dtype), dtype,
+        {1, lengths[b], all.shape()[2], all.shape()[3]}, all.strides());
+  };
+  for (std::int64_t b = 0; b < 5; ++b) {
+    GuardedTensor out(dtype, {1, 1, kHeads, 20});
+    const auto first = [&](const GuardedTensor& all) {
       return ConstTensorView(
-          static_cast<const char*>(all.view().data()) + b * all.strides()[0] * SizeOf(dtype), dtype,
-          {1, lengths[b], all.shape()[2], all.shape()[3]}, all.strides());
+          static_cast<const char*>(all.view().data()) + b * all.strides()[0] * SizeOf(dtype),
+          dtype, {1, 1, all.shape()[2], all.shape()[3]}, all.strides());
     };
+    TpaDecode(TpaQuery::Factors(first(c.aq), first(c.bq)),
+              {cut(c.ak, b), cut(c.av, b), cut(c.bk, b), cut(c.bv, b)}, out.view(), {}, {}, options);
+    const auto bits = out.Bits();
+    EXPECT_TRUE(std::equal(bits.begin(), bits.end(),
+                           expected.first.begin() + b * static_cast<std::int64_t>(bits.size())))
+        << b;
+  }
+  // In pages that are scattered over a pool; what is in no page is NaN.
+  std::vector<std::int64_t> table(5 * 7, 17);
+  std::vector<GuardedTensor> pools;
+  std::int64_t next = 0;
+  for (std::int64_t b = 0; b < 5; ++b) {
+    for (std::int64_t i = 0; i * kPage < lengths[b]; ++i) table[b * 7 + i] = next++ * 13 % kPages;
+  }
+  for (const GuardedTensor* all : {&c.ak, &c.av, &c.bk, &c.bv}) {
+    const std::int64_t token = all->shape()[2] * all->shape()[3];
+    std::vector<double> values(kPages * kPage * token, NAN);
+    const auto from = all->Values();
     for (std::int64_t b = 0; b < 5; ++b) {
-      GuardedTensor out(dtype, {1, 1, kHeads, 20});
-      const auto first = [&](const GuardedTensor& all) {
-        return ConstTensorView(
-            static_cast<const char*>(all.view().data()) + b * all.strides()[0] * SizeOf(dtype),
-            dtype, {1, 1, all.shape()[2], all.shape()[3]}, all.strides());
-      };
-      TpaDecode(TpaQuery::Factors(first(c.aq), first(c.bq)),
-                {cut(c.ak, b), cut(c.av, b), cut(c.bk, b), cut(c.bv, b)}, out.view());
-      const auto bits = out.Bits();
-      EXPECT_TRUE(std::equal(bits.begin(), bits.end(),
-                             expected.first.begin() + b * static_cast<std::int64_t>(bits.size())))
-          << b;
-    }
-    // In pages that are scattered over a pool; what is in no page is NaN.
-    std::vector<std::int64_t> table(5 * 7, 17);
-    std::vector<GuardedTensor> pools;
-    std::int64_t next = 0;
-    for (std::int64_t b = 0; b < 5; ++b) {
-      for (std::int64_t i = 0; i * kPage < lengths[b]; ++i) table[b * 7 + i] = next++ * 13 % kPages;
-    }
-    for (const GuardedTensor* all : {&c.ak, &c.av, &c.bk, &c.bv}) {
-      const std::int64_t token = all->shape()[2] * all->shape()[3];
-      std::vector<double> values(kPages * kPage * token, NAN);
-      const auto from = all->Values();
-      for (std::int64_t b = 0; b < 5; ++b) {
-        for (std::int64_t t = 0; t < lengths[b]; ++t) {
-          const std::int64_t slot = table[b * 7 + t / kPage] * kPage + t % kPage;
-          std::copy_n(from.begin() + (b * 100 + t) * token, token, values.begin() + slot * token);
-        }
+      for (std::int64_t t = 0; t < lengths[b]; ++t) {
+        const std::int64_t slot = table[b * 7 + t / kPage] * kPage + t % kPage;
+        std::copy_n(from.begin() + (b * 100 + t) * token, token, values.begin() + slot * token);
       }
-      pools.emplace_back(dtype, Dims{kPages, kPage, all->shape()[2], all->shape()[3]});
-      pools.back().Fill(values);
     }
-    const auto paged = run({pools[0].view(), pools[1].view(), pools[2].view(), pools[3].view()},
-                           {lengths.data(), table.data(), 7, 7});
-    EXPECT_TRUE(paged == expected);
+    pools.emplace_back(dtype, Dims{kPages, kPage, all->shape()[2], all->shape()[3]});
+    pools.back().Fill(values);
+  }
+  const auto paged = run({pools[0].view(), pools[1].view(), pools[2].view(), pools[3].view()},
+                         {lengths.data(), table.data(), 7, 7});
+  EXPECT_TRUE(paged == expected);
+}
+
+TEST(TpaDecodeRanks, LengthsAndPagesInAnyOrder) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    InEveryPrecision(dtype, [&](Precision each) { CheckLengthsAndPages(dtype, each); });
+  }
+}
+
+// In bfloat16 products the two ranks of a token are a pair, and vectors of heads are worked on three,
+// two or one at a time.
+TEST(TpaDecodeRanks, PairsOfRanks) {
+  const DotTileEmulation emulation;
+  for (const std::int64_t heads : {1, 2, 15, 16, 17, 33, 34, 47, 61, 64, 78, 97}) {
+    for (const std::int64_t q_rank : {0, 1, 6, 9}) {
+      TpaRanksCase c({.dtype = DType::kBFloat16,
+                      .m = 1 + heads * 3,
+                      .heads = heads,
+                      .q_rank = q_rank,
+                      .d = heads % 2 == 0 ? 64 : 33,
+                      .e = heads % 3 == 0 ? 64 : 29,
+                      .options = kAll,
+                      .gaps = heads > 60});
+      OnEveryTarget([&] { c.CheckDecode(TpaSplit::kAuto); });
+    }
   }
 }
 
 TEST(TpaDecodeRanks, InfiniteKeysAsInTheOtherOrder) {
-  TpaRanksCase c({.m = 70, .heads = 34, .q_rank = 6, .d = 64, .e = 16, .options = kAll});
-  auto values = c.bk.Values();
-  values[40 * 2 * 64 + 3] = INFINITY;
-  c.bk.Fill(values);
-  OnEveryTarget([&] {
-    c.Decode(TpaSplit::kAuto);
-    // q·bk is +Inf or −Inf; the weight of the token is NaN or 0, never a NaN where it is 0.
-    const auto out = c.out.Values();
-    int finite = 0;
-    for (std::int64_t h = 0; h < 34; ++h) finite += std::isfinite(out[h * 16]);
-    EXPECT_GT(finite, 5);
-    EXPECT_LT(finite, 29);
-  });
+  const DotTileEmulation emulation;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    TpaRanksCase c(
+        {.dtype = dtype, .m = 70, .heads = 34, .q_rank = 6, .d = 64, .e = 16, .options = kAll});
+    if (dtype == DType::kBFloat16) c.precision = Precision::kMedium;
+    auto values = c.bk.Values();
+    values[40 * 2 * 64 + 3] = INFINITY;
+    c.bk.Fill(values);
+    OnEveryTarget([&] {
+      c.Decode(TpaSplit::kAuto);
+      // q·bk is +Inf or −Inf; the weight of the token is NaN or 0, never a NaN where it is 0.
+      const auto out = c.out.Values();
+      int finite = 0;
+      for (std::int64_t h = 0; h < 34; ++h) finite += std::isfinite(out[h * 16]);
+      EXPECT_GT(finite, 5);
+      EXPECT_LT(finite, 29);
+    });
+  }
 }
 
 std::vector<TpaRanksSpec> PrefillSpecs(DType dtype) {

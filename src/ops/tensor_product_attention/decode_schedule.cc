@@ -93,11 +93,12 @@ class DecodeCall {
   struct Workspaces {
     Matrices aq, bq, q, b, p, t, a, s;
     Arrays row, max, sum, factor;
-    PairSpaces pairs;
+    PairSpaces products;
+    RankPairSpaces pairs;
 
     DecodeWorkspace At(std::int64_t i) const {
-      return {aq.At(i), bq.At(i),  q.At(i),   b.At(i),   p.At(i),      t.At(i),    a.At(i),
-              s.At(i),  row.At(i), max.At(i), sum.At(i), factor.At(i), pairs.At(i)};
+      return {aq.At(i), bq.At(i),  q.At(i),   b.At(i),   p.At(i),      t.At(i),        a.At(i),
+              s.At(i),  row.At(i), max.At(i), sum.At(i), factor.At(i), products.At(i), pairs.At(i)};
     }
   };
   void Plan(ScratchPlan& plan, Workspaces& work, std::int64_t heads) const {
@@ -106,22 +107,28 @@ class DecodeCall {
     const std::int64_t key_rows = block * problem_.Rk;
     const std::int64_t rows = std::max(key_rows, block * problem_.Rv);
     const std::int64_t columns = std::max(problem_.D, problem_.E);
-    const bool through_rank = problem_.through_rank;
+    const bool through_rank = problem_.through_rank, in_pairs = problem_.InRankPairs();
     work.aq.Plan(plan, through_rank ? problem_.Rq : 0, heads, chunk);
-    work.bq.Plan(plan, through_rank ? features : 0, problem_.Rq, chunk);
     work.q.Plan(plan, features, heads, chunk);
-    work.b.Plan(plan, rows, columns, chunk);
-    work.p.Plan(plan, key_rows, through_rank ? problem_.Rq : 0, chunk);
     work.t.Plan(plan, key_rows, heads, chunk);
-    work.a.Plan(plan, rows, heads, chunk);
     work.s.Plan(plan, block, heads, chunk);
-    plan.AddForWorkers(work.row,
-                       std::max(heads * std::max(problem_.Rk, problem_.Rv), problem_.E) + chunk);
+    plan.AddForWorkers(
+        work.row,
+        std::max({heads * std::max(problem_.Rk, problem_.Rv), problem_.D, problem_.E}) + chunk);
     plan.AddForWorkers(work.max, Places(heads));
     plan.AddForWorkers(work.sum, Places(heads));
     plan.AddForWorkers(work.factor, Places(heads));
-    work.pairs.Plan(plan, problem_.dot, key_rows, problem_.D, std::max(rows, features), heads,
-                    std::max({heads, problem_.Rq, problem_.E}), chunk);
+    if (in_pairs) {
+      work.p.Plan(plan, through_rank ? problem_.Rq : 0, key_rows, chunk);
+      work.pairs.Plan(plan, problem_, heads, chunk);
+      return;
+    }
+    work.bq.Plan(plan, through_rank ? features : 0, problem_.Rq, chunk);
+    work.b.Plan(plan, rows, columns, chunk);
+    work.p.Plan(plan, key_rows, through_rank ? problem_.Rq : 0, chunk);
+    work.a.Plan(plan, rows, heads, chunk);
+    work.products.Plan(plan, problem_.dot, key_rows, problem_.D, std::max(rows, features), heads,
+                       std::max({heads, problem_.Rq, problem_.E}), chunk);
   }
 
   // A task is a sequence and a group of heads: all pieces, one after the other.

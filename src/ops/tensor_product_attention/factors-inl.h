@@ -97,6 +97,25 @@ HWY_INLINE TwoRanks SplitRanks(const Chunk& lower, const Chunk& upper) {
   return {{{lower.v[0], upper.v[0]}}, {{lower.v[1], upper.v[1]}}};
 }
 
+#if !ATTNOPS_ONE_LANE
+// The first n ≤ ChunkSize() of a vector of pairs, taken apart; places without a pair are 0. A pair
+// is the bytes of a 16-bit number: no element crosses lanes.
+HWY_INLINE Chunk LoadBytePairs(const std::int8_t* from, std::size_t n) {
+  const DF d;
+  const DI di;
+  const hn::Rebind<std::int16_t, DI> d16;
+  alignas(64) std::int8_t buffer[kMaxChunk];
+  if (HWY_UNLIKELY(n < ChunkSize())) {
+    std::memset(buffer, 0, sizeof(buffer));
+    std::memcpy(buffer, from, n);
+    from = buffer;
+  }
+  const auto pairs = hn::PromoteTo(di, hn::LoadU(d16, reinterpret_cast<const std::int16_t*>(from)));
+  return {{hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<24>(pairs))),
+           hn::ConvertTo(d, hn::ShiftRight<8>(pairs))}};
+}
+#endif
+
 // The first `n` numbers of pairs, at most two chunks of them, taken apart; places without a pair
 // are 0.
 template <typename T>
@@ -104,24 +123,12 @@ HWY_INLINE TwoRanks LoadPairs(const T* from, std::int64_t n) {
   const auto chunk = static_cast<std::int64_t>(ChunkSize());
 #if !ATTNOPS_ONE_LANE
   if constexpr (std::is_same_v<T, std::int8_t>) {
-    // A pair is the bytes of a 16-bit number: no element crosses lanes.
-    const DF d;
-    const DI di;
-    const hn::Rebind<std::int16_t, DI> d16;
-    alignas(64) std::int8_t buffer[2 * kMaxChunk];
-    if (HWY_UNLIKELY(n < 2 * chunk)) {
-      std::memset(buffer, 0, sizeof(buffer));
-      std::memcpy(buffer, from, static_cast<std::size_t>(n));
-      from = buffer;
-    }
-    Chunk first, second;
-    ForEach<2>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-      const auto* at = reinterpret_cast<const std::int16_t*>(from) + i() * hn::Lanes(d);
-      const auto pairs = hn::PromoteTo(di, hn::LoadU(d16, at));
-      first.v[i()] = hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<24>(pairs)));
-      second.v[i()] = hn::ConvertTo(d, hn::ShiftRight<8>(pairs));
-    });
-    return {first, second};
+    const auto load = [&](std::int64_t begin) ATTNOPS_INLINE_LAMBDA {
+      const std::int64_t left = std::clamp<std::int64_t>(n - begin, 0, chunk);
+      return LoadBytePairs(from + begin, static_cast<std::size_t>(left));
+    };
+    const Chunk lower = load(0), upper = load(chunk);
+    return {{{lower.v[0], upper.v[0]}}, {{lower.v[1], upper.v[1]}}};
   }
 #endif
   const Chunk lower = LoadNumbers(from, static_cast<std::size_t>(std::min(chunk, n)));

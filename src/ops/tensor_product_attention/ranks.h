@@ -59,6 +59,12 @@ struct DecodeProblem {
                ? batch
                : sequences.page_table[batch * sequences.table_stride + token / page_size];
   }
+  // Whether the two ranks of a token are a pair along the summed axis of bfloat16 products: heads of
+  // ak and av follow one another, and no number needs rounding.
+  bool InRankPairs() const {
+    return dot != nullptr && Rk == 2 && Rv == 2 && ak.row == 2 && av.row == 2 &&
+           (storage == Storage::kBFloat16 || storage == Storage::kInt8);
+  }
   // Tokens of a block: their rows of weights and a tile's columns of bv stay in L1.
   std::int64_t BlockTokens() const {
     constexpr std::int64_t kBlockRows = 128;
@@ -73,6 +79,17 @@ struct PairSpace {
   Rows<BFloat16> rows;  // of the left operand
   Panels left, right;
 };
+// The same for ranks that are pairs (DecodeProblem::InRankPairs).
+struct RankPairSpace {
+  DotTile dot = nullptr;
+  Rows<BFloat16> queries;  // (R_q, D): bq
+  Rows<BFloat16> rows;     // (tokens·R_k, D): bk
+  Panels left;             // (D/2, heads): q
+  Panels right;            // (D/2, tokens·R_k): bk transposed, then (tokens, E): bv
+  float* weights;          // (tokens, heads), `heads` numbers from row to row
+  std::int64_t heads;
+  float* scales;  // of the rows of bk, then of bv, if they are int8
+};
 
 // A worker's matrices, float32. Columns of bk, bv and q are in the cache type's storage order,
 // heads in natural order.
@@ -81,15 +98,16 @@ struct DecodeWorkspace {
   Panels bq;   // (D, R_q)
   Panels q;    // (D, heads)
   Panels b;    // (tokens·R_k, D), then (tokens·R_v, E)
-  Panels p;    // (tokens·R_k, R_q): bk·bqᵀ
+  Panels p;    // (tokens·R_k, R_q): bk·bqᵀ, or its transpose if ranks are pairs
   Panels t;    // (tokens·R_k, heads): q·bkᵀ, transposed
   Panels a;    // (tokens·R_k, heads) of ak, then (tokens·R_v, heads) of av, which become weights
   Panels s;    // (tokens, heads): scores
-  float* row;  // H·max(R_k, R_v) or E numbers
+  float* row;  // H·max(R_k, R_v), D or E numbers
   // Of each head: the maximum with this block, its sum, and what multiplies the sums of the blocks
   // before.
   float *max, *sum, *factor;
-  PairSpace pairs;
+  PairSpace products;
+  RankPairSpace pairs;
 };
 
 struct DecodeKernels {

@@ -51,6 +51,37 @@ struct PairSpaces {
   }
 };
 
+// The memory of a decoding step whose ranks are pairs.
+struct RankPairSpaces {
+  DotTile dot = nullptr;
+  Arrays queries, rows, weights, scales;
+  std::int64_t stride = 0, heads = 0;
+  Matrices left, right;
+
+  void Plan(ScratchPlan& plan, const DecodeProblem& problem, std::int64_t most_heads,
+            std::int64_t chunk) {
+    dot = problem.dot;
+    const std::int64_t block = problem.BlockTokens(), key_rows = 2 * block;
+    stride = RoundUp(problem.D, chunk) + chunk;
+    heads = RoundUp(most_heads, chunk);
+    plan.AddForWorkers(queries, DivideUp(problem.Rq * stride, 2));
+    plan.AddForWorkers(rows, DivideUp(key_rows * stride, 2));
+    plan.AddForWorkers(weights, block * heads + chunk);  // the last tile may read past the end
+    plan.AddForWorkers(scales, key_rows);
+    left.Plan(plan, RoundUp(problem.D, chunk) / 2, most_heads, chunk);
+    right.Plan(plan, std::max(RoundUp(problem.D, chunk) / 2, block),
+               std::max(key_rows, problem.E), chunk);
+  }
+  RankPairSpace At(std::int64_t i) const {
+    if (dot == nullptr) return {};
+    const auto of = [&](const Arrays& arrays) {
+      return Rows<BFloat16>{reinterpret_cast<BFloat16*>(arrays.At(i)), stride};
+    };
+    return {dot,        of(queries),    of(rows), left.At(i),
+            right.At(i), weights.At(i), heads,    scales.At(i)};
+  }
+};
+
 // The memory of scores through the ranks, for each worker.
 struct RanksWorkspaces {
   std::int64_t keys = 0, tile = 0, weights_size = 0, out_size = 0;
