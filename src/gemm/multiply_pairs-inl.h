@@ -26,13 +26,24 @@ namespace HWY_NAMESPACE {
 
 #if !ATTNOPS_ONE_LANE
 
-// The product of bfloat16 operands in pairs: a (rows, 2·depth) with b (2·depth, chunks·chunk) in
-// pairs of rows, of each chunk the rows from begin(chunk) on. Epilogues as for Multiply; the sums
-// come to them by way of L1.
-template <Left kLeft, class Begin, class Epilogue>
-HWY_NOINLINE void MultiplyPairsFrom(DotTile dot, const PairLeft& a, const Panels& b,
-                                    std::int64_t rows, std::int64_t depth, std::int64_t chunks,
-                                    const Begin& begin, const Epilogue& epilogue) {
+// FinishEdge of a tile that is whole: written out, what does not change is computed once.
+template <int kRows, int C, class Epilogue>
+HWY_NOINLINE void FinishWhole(const float* HWY_RESTRICT sums, std::int64_t first,
+                              std::int64_t chunk, const Epilogue& epilogue) {
+  ForEach<kRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
+    ForEach<C>([&](auto column) ATTNOPS_INLINE_LAMBDA {
+      epilogue(first + row(), chunk + column(), ChunkSize(),
+               LoadChunk(sums + (row() * C + column()) * ChunkSize()));
+    });
+  });
+}
+
+// Rows [from, to) of `together` chunks of columns, from `chunk` on, of a product of pairs.
+template <Left kLeft, class Epilogue>
+HWY_INLINE void MultiplyPairsRange(DotTile dot, const PairLeft& a, const Panels& b,
+                                   std::int64_t from, std::int64_t to, std::int64_t depth,
+                                   std::int64_t chunk, std::int64_t together,
+                                   const Epilogue& epilogue) {
   static_assert(kTileRows <= DotTileArguments::kMaxRows);
   static_assert(kTileChunks <= DotTileArguments::kMaxChunks);
   alignas(64) float sums[kTileRows * kTileChunks * kMaxChunk];
@@ -40,46 +51,58 @@ HWY_NOINLINE void MultiplyPairsFrom(DotTile dot, const PairLeft& a, const Panels
   DotTileArguments tile{};
   tile.left_row = a.row;
   tile.left_step = a.step;
+  tile.right = b.data + chunk * b.panel;
   tile.right_panel = b.panel;
   tile.depth = depth;
+  tile.chunks = static_cast<int>(together);
   tile.sums = sums;
+  tile.sums_row = together * size;
   tile.sums_chunk = size;
   tile.prefetcher = &epilogue.prefetcher;
-  for (std::int64_t chunk = 0; chunk < chunks; chunk += kTileChunks) {
-    const std::int64_t together = std::min<std::int64_t>(kTileChunks, chunks - chunk);
-    tile.right = b.data + chunk * b.panel;
-    tile.chunks = static_cast<int>(together);
-    tile.sums_row = together * size;
-    const std::int64_t from = begin(chunk);
-    const auto multiply = [&]<int kRows>(std::int64_t first,
-                                         std::int64_t end) ATTNOPS_INLINE_LAMBDA {
-      const std::int64_t count = std::min<std::int64_t>(kRows, end - first);
-      tile.left = a.At(from + first);
-      tile.rows = static_cast<int>(count);
-      dot(tile);
+  const bool whole =
+      together == kTileChunks && epilogue.Elements(chunk + together - 1) == ChunkSize();
+  const auto multiply = [&]<int kRows>(std::int64_t first, std::int64_t end) ATTNOPS_INLINE_LAMBDA {
+    const std::int64_t count = std::min<std::int64_t>(kRows, end - first);
+    tile.left = a.At(from + first);
+    tile.rows = static_cast<int>(count);
+    dot(tile);
+    if (HWY_LIKELY(whole && count == kRows)) {
+      FinishWhole<kRows, kTileChunks>(sums, from + first, chunk, epilogue);
+    } else {
       FinishEdge(sums, {from + first, count, chunk, together}, epilogue);
-    };
-    ForEachTile<kLeft>(rows - from, multiply, multiply);
+    }
+  };
+  ForEachTile<kLeft>(to - from, multiply, multiply);
+}
+
+// The product of bfloat16 operands in pairs: a (rows, 2·depth) with b (2·depth, chunks·chunk) in
+// pairs of rows. Epilogues as for Multiply; the sums come to them by way of L1.
+template <Left kLeft, class Epilogue>
+HWY_NOINLINE void MultiplyPairs(DotTile dot, const PairLeft& a, const Panels& b, std::int64_t rows,
+                                std::int64_t depth, std::int64_t chunks, const Epilogue& epilogue) {
+  for (std::int64_t chunk = 0; chunk < chunks; chunk += kTileChunks) {
+    MultiplyPairsRange<kLeft>(dot, a, b, 0, rows, depth, chunk,
+                              std::min<std::int64_t>(kTileChunks, chunks - chunk), epilogue);
   }
 }
 
-// All rows.
-template <Left kLeft, class Epilogue>
-HWY_INLINE void MultiplyPairs(DotTile dot, const PairLeft& a, const Panels& b, std::int64_t rows,
-                              std::int64_t depth, std::int64_t chunks, const Epilogue& epilogue) {
-  const auto begin = [](std::int64_t) ATTNOPS_INLINE_LAMBDA { return std::int64_t{0}; };
-  MultiplyPairsFrom<kLeft>(dot, a, b, rows, depth, chunks, begin, epilogue);
-}
-
-// The lower triangle, from the first row of each chunk of columns that is in it.
+// The lower triangle of a product with as many columns as rows: of each chunk of columns the rows
+// from the first one on that is in it.
 template <class Epilogue>
-HWY_INLINE void MultiplyPairsLower(DotTile dot, const PairLeft& a, const Panels& b,
-                                   std::int64_t rows, std::int64_t depth,
-                                   const Epilogue& epilogue) {
-  const auto begin = [](std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-    return chunk * static_cast<std::int64_t>(ChunkSize());
-  };
-  MultiplyPairsFrom<Left::kStraight>(dot, a, b, rows, depth, ChunksOf(rows), begin, epilogue);
+HWY_NOINLINE void MultiplyPairsLower(DotTile dot, const PairLeft& a, const Panels& b,
+                                     std::int64_t rows, std::int64_t depth,
+                                     const Epilogue& epilogue) {
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  const std::int64_t chunks = ChunksOf(rows);
+  for (std::int64_t chunk = 0; chunk < chunks; chunk += kTileChunks) {
+    const std::int64_t together = std::min<std::int64_t>(kTileChunks, chunks - chunk);
+    // Rows that only some of the chunks have, then those that all have.
+    for (std::int64_t i = 1; i <= together; ++i) {
+      const std::int64_t from = (chunk + i - 1) * size;
+      const std::int64_t to = i == together ? rows : from + size;
+      MultiplyPairsRange<Left::kStraight>(dot, a, b, from, to, depth, chunk, i, epilogue);
+    }
+  }
 }
 
 // The same with the epilogues of MultiplyToTiles.

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "src/core/assert.h"
 #include "src/gemm/dot_tile.h"
 #include "src/gemm/multiply-inl.h"
 #include "src/gemm/multiply_sum-inl.h"
@@ -45,20 +46,26 @@ struct PairTriangle {
   std::int64_t steps;
 };
 
-// Row `step` of a matrix of pairs of rows, one chunk of it.
-HWY_INLINE Chunk LoadRowOfPairs(const Panels& pairs, std::int64_t step, std::int64_t chunk) {
-  const DF d;
-  const DU du;
-  const float* at =
-      pairs.data + chunk * pairs.panel + step / 2 * static_cast<std::int64_t>(ChunkSize());
-  Chunk row = LoadChunk(at);
-  for (int v = 0; v < 2; ++v) {
-    const VU bits = hn::BitCast(du, row.v[v]);
-    row.v[v] = hn::BitCast(
-        d, step % 2 == 0 ? hn::ShiftLeft<16>(bits) : hn::And(bits, hn::Set(du, 0xffff0000u)));
+// kRows rows of a matrix of pairs of rows, from an even one on: one chunk of them in float32.
+template <int kRows>
+struct RowsOfPairs {
+  Chunk rows[kRows];
+
+  HWY_INLINE RowsOfPairs(const Panels& pairs, std::int64_t first, std::int64_t chunk) {
+    const DF d;
+    const DU du;
+    const float* at =
+        pairs.data + chunk * pairs.panel + first / 2 * static_cast<std::int64_t>(ChunkSize());
+    ForEach<kRows / 2>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+      const Chunk pair = LoadChunk(at + i() * ChunkSize());
+      ForEach<2>([&](auto v) ATTNOPS_INLINE_LAMBDA {
+        const VU bits = hn::BitCast(du, pair.v[v()]);
+        rows[2 * i()].v[v()] = hn::BitCast(d, hn::ShiftLeft<16>(bits));
+        rows[2 * i() + 1].v[v()] = hn::BitCast(d, hn::And(bits, hn::Set(du, 0xffff0000u)));
+      });
+    });
   }
-  return row;
-}
+};
 
 // x times the factor of each row, if there are such, plus the triangular product. Epilogues as for
 // Multiply; the sums come to them by way of L1.
@@ -73,7 +80,6 @@ HWY_NOINLINE void MultiplyPairsSum(DotTile dot, std::int64_t rows, std::int64_t 
   const auto size = static_cast<std::int64_t>(ChunkSize());
   alignas(64) float sums[kTileRows * kTileChunks * kMaxChunk];
   alignas(64) float others[kTileRows * kTileChunks * kMaxChunk];
-  alignas(64) float right[kTileRows * kMaxChunk];
   const auto run = [&](const PairLeft& a, std::int64_t first, std::int64_t begin, const Panels& b,
                        std::int64_t depth, const TileBounds& tile, float* to) HWY_ATTR {
     DotTileArguments arguments{};
@@ -101,23 +107,32 @@ HWY_NOINLINE void MultiplyPairsSum(DotTile dot, std::int64_t rows, std::int64_t 
     const std::int64_t begin = kLower ? 0 : (first + kRows) / 2;
     const std::int64_t last = kLower ? first / 2 : DivideUp(y.steps, 2);
     run(y.a, first, begin, y.b, std::max<std::int64_t>(last - begin, 0), tile, others);
+    ATTNOPS_DASSERT(own == tile.rows);
+    const float* columns[kRows];
+    for (int i = 0; i < kRows; ++i) {
+      const auto column = static_cast<std::size_t>(first + i);
+      columns[i] = y.numbers.data +
+                   column / ChunkSize() * static_cast<std::size_t>(y.numbers.panel) +
+                   column % ChunkSize() + first * size;
+    }
     for (std::int64_t i = 0; i < tile.chunks; ++i) {
-      for (std::int64_t step = 0; step < own; ++step) {
-        StoreChunk(LoadRowOfPairs(y.b, first + step, chunk + i), right + step * size);
-      }
-      for (std::int64_t row = 0; row < tile.rows; ++row) {
-        const std::int64_t at = (row * tile.chunks + i) * size;
-        const Chunk factor = Fill<2>(factors == nullptr ? 1.0f : factors[first + row]);
+      const RowsOfPairs<kRows> right(y.b, first, chunk + i);
+      const std::size_t n = epilogue.Elements(chunk + i);
+      ForEach<kRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
+        constexpr int r = decltype(row)::value;
+        if (r >= tile.rows) return;
+        const std::int64_t at = (r * tile.chunks + i) * size;
+        const Chunk factor = Fill<2>(factors == nullptr ? 1.0f : factors[first + r]);
         Chunk sum = MulAdd(factor, LoadChunk(sums + at), LoadChunk(others + at));
-        for (std::int64_t step = kLower ? 0 : row; step < (kLower ? row + 1 : own); ++step) {
-          const std::int64_t i_row = first + (kLower ? row : step);
-          const std::int64_t i_column = first + (kLower ? step : row);
-          const float number =
-              y.numbers.data[i_column / size * y.numbers.panel + i_row * size + i_column % size];
-          sum = MulAdd(Fill<2>(number), LoadChunk(right + step * size), sum);
-        }
-        epilogue(first + row, chunk + i, epilogue.Elements(chunk + i), sum);
-      }
+        ForEach<kRows>([&](auto other) ATTNOPS_INLINE_LAMBDA {
+          constexpr int s = decltype(other)::value;
+          if constexpr (kLower ? s > r : s < r) return;
+          if (s >= own) return;
+          const float number = kLower ? columns[s][r * size] : columns[r][s * size];
+          sum = MulAdd(Fill<2>(number), right.rows[s], sum);
+        });
+        epilogue(first + r, chunk + i, n, sum);
+      });
     }
   };
   for (std::int64_t chunk = 0; chunk < chunks; chunk += kTileChunks) {

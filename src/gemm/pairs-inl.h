@@ -185,9 +185,10 @@ inline void LoadTransposedPairs(const BFloat16* from, std::int64_t stride, std::
                  [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
                    const BFloat16* at = from + first * stride + column;
                    Square pairs;
-                   if (HWY_LIKELY(rows == kLanes)) {
-                     HWY_UNROLL(16)
-                     for (int i = 0; i < kLanes; ++i) pairs.v[i] = LoadPackedN(at + i * stride, n);
+                   if (HWY_LIKELY(rows == kLanes && n == ChunkSize())) {
+                     ForEach<kLanes>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+                       pairs.v[i()] = LoadPacked(at + i() * stride);
+                     });
                    } else {
                      for (int i = 0; i < kLanes; ++i) {
                        pairs.v[i] = i < rows ? LoadPackedN(at + i * stride, n) : hn::Zero(DU());
@@ -195,10 +196,9 @@ inline void LoadTransposedPairs(const BFloat16* from, std::int64_t stride, std::
                    }
                    pairs = TransposeSquare(pairs);
                    float* result = panel + column / 2 * chunk;
-                   HWY_UNROLL(16)
-                   for (int i = 0; i < kLanes; ++i) {
-                     hn::Store(hn::BitCast(d, pairs.v[i]), d, result + i * chunk);
-                   }
+                   ForEach<kLanes>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+                     hn::Store(hn::BitCast(d, pairs.v[i()]), d, result + i() * chunk);
+                   });
                  });
   }
 }

@@ -30,8 +30,9 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
   const DU d;
   Square rows;
   // 4×4 within each 128 bits: the b-th 128 bits of vector 4g+j get element 4b+j of rows 4g … 4g+3.
-  HWY_UNROLL(4)
-  for (int g = 0; g < kLanes; g += 4) {
+  // Written out: a loop would go through memory.
+  ForEach<kLanes / 4>([&](auto group) ATTNOPS_INLINE_LAMBDA {
+    constexpr int g = 4 * decltype(group)::value;
     const VU even_lower = hn::InterleaveLower(d, from.v[g], from.v[g + 2]);
     const VU odd_lower = hn::InterleaveLower(d, from.v[g + 1], from.v[g + 3]);
     const VU even_upper = hn::InterleaveUpper(d, from.v[g], from.v[g + 2]);
@@ -40,19 +41,19 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
     rows.v[g + 1] = hn::InterleaveUpper(d, even_lower, odd_lower);
     rows.v[g + 2] = hn::InterleaveLower(d, even_upper, odd_upper);
     rows.v[g + 3] = hn::InterleaveUpper(d, even_upper, odd_upper);
-  }
+  });
   if constexpr (kLanes == 4) return rows;
   // Then the groups of 128 bits are transposed.
   Square to;
 #if ATTNOPS_VECTOR_BYTES == 32
-  HWY_UNROLL(4)
-  for (int j = 0; j < 4; ++j) {
+  ForEach<4>([&](auto column) ATTNOPS_INLINE_LAMBDA {
+    constexpr int j = decltype(column)::value;
     to.v[j] = hn::ConcatLowerLower(d, rows.v[4 + j], rows.v[j]);
     to.v[4 + j] = hn::ConcatUpperUpper(d, rows.v[4 + j], rows.v[j]);
-  }
+  });
 #elif ATTNOPS_VECTOR_BYTES == 64
-  HWY_UNROLL(4)
-  for (int j = 0; j < 4; ++j) {
+  ForEach<4>([&](auto column) ATTNOPS_INLINE_LAMBDA {
+    constexpr int j = decltype(column)::value;
     const VU lower02 = hn::ConcatLowerLower(d, rows.v[8 + j], rows.v[j]);
     const VU lower13 = hn::ConcatLowerLower(d, rows.v[12 + j], rows.v[4 + j]);
     const VU upper02 = hn::ConcatUpperUpper(d, rows.v[8 + j], rows.v[j]);
@@ -61,7 +62,7 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
     to.v[4 + j] = hn::OddEvenBlocks(lower13, hn::SwapAdjacentBlocks(lower02));
     to.v[8 + j] = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(upper13), upper02);
     to.v[12 + j] = hn::OddEvenBlocks(upper13, hn::SwapAdjacentBlocks(upper02));
-  }
+  });
 #else
   static_assert(kLanes == 4, "vectors of this size are not transposed");
 #endif

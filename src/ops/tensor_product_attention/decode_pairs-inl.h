@@ -37,16 +37,30 @@ HWY_INLINE void WithPairStorage(Storage storage, const F& f) {
   f(TypeTag<BFloat16>());
 }
 
-// The factors of a vector of heads, two ranks each: the first ranks and the second ones. `readable`
-// numbers may be loaded; heads that they do not contain get 0.
+// The factors of a vector of heads, two ranks each: the first ranks and the second ones. n of the
+// numbers are loaded; heads that they do not contain get 0.
 template <typename S>
-HWY_INLINE Chunk LoadTwoRanks(const S* from, std::int64_t readable) {
-  const auto n = static_cast<std::size_t>(
-      std::clamp<std::int64_t>(readable, 0, static_cast<std::int64_t>(ChunkSize())));
+HWY_INLINE Chunk LoadTwoRanks(const S* from, std::size_t n) {
   if constexpr (std::is_same_v<S, std::int8_t>) {
     return LoadBytePairs(from, n);
   } else {
     return SplitPacked<S>(LoadPackedN(from, n));
+  }
+}
+// Calls f(load), where load(i) gives those of vector i of a token, of which `readable` numbers may
+// be loaded. Nearly always they are whole vectors.
+template <typename S, class F>
+HWY_INLINE void WithTwoRanks(const S* from, std::int64_t readable, std::int64_t vectors,
+                             const F& f) {
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  if (HWY_LIKELY(vectors * size <= readable)) {
+    f([&](std::int64_t i)
+          ATTNOPS_INLINE_LAMBDA { return LoadTwoRanks(from + i * size, ChunkSize()); });
+  } else {
+    f([&](std::int64_t i) ATTNOPS_INLINE_LAMBDA {
+      const std::int64_t n = std::clamp<std::int64_t>(readable - i * size, 0, size);
+      return LoadTwoRanks(from + i * size, static_cast<std::size_t>(n));
+    });
   }
 }
 // n numbers of a row as bfloat16, two in each lane; the others are 0. No int8 needs rounding.
@@ -143,17 +157,20 @@ HWY_INLINE void MultiplyPairedKeys(const DecodeBlock& block, bool through_rank) 
 
 // Scores of V vectors of heads from vector `first` on: for each token the sum over its ranks of ak
 // times bk·q, and the larger of `max` and the largest of them in `new_max`.
-template <typename S, int V>
-HWY_INLINE void ScorePairs(const DecodeBlock& block, bool through_rank, std::int64_t first,
-                           const float* max, float* new_max) {
+template <typename S, int V, bool kThroughRank>
+HWY_INLINE void ScorePairs(const DecodeBlock& block, std::int64_t first, const float* max,
+                           float* new_max) {
   const DF d;
   const DecodeProblem& problem = block.problem;
   const DecodeWorkspace& work = block.work;
   constexpr bool kScaled = std::is_same_v<S, std::int8_t>;
-  const auto size = static_cast<std::int64_t>(ChunkSize());
+  const std::size_t size = ChunkSize();
+  const auto ranks = static_cast<std::size_t>(problem.Rq);
   const std::int64_t begin = 2 * (block.heads.begin + first * kLanes);
-  const float* aq[V];
-  for (int i = 0; i < V; ++i) aq[i] = VectorOf(work.aq, first + i, 0);
+  const std::int64_t heads = work.pairs.heads;
+  float* scores = work.pairs.weights + first * kLanes;
+  const float* rows[V];  // of aq, or of bk·qᵀ
+  for (int i = 0; i < V; ++i) rows[i] = VectorOf(kThroughRank ? work.aq : work.t, first + i, 0);
   Pack<V> most =
       MakePack<V>([&](int i)
                       ATTNOPS_INLINE_LAMBDA { return hn::Load(d, max + (first + i) * kLanes); });
@@ -162,20 +179,23 @@ HWY_INLINE void ScorePairs(const DecodeBlock& block, bool through_rank, std::int
       [&](std::int64_t token, const S* at, std::int64_t readable, const float* scales)
           ATTNOPS_INLINE_LAMBDA {
             Pack<V> products[2];
-            if (through_rank) {
-              const float* HWY_RESTRICT p = RowOf(work.p, 2 * token / size, 0) + 2 * token % size;
+            const auto column = static_cast<std::size_t>(2 * token);
+            if constexpr (kThroughRank) {
+              const float* HWY_RESTRICT p =
+                  work.p.data + column / size * static_cast<std::size_t>(work.p.panel) +
+                  column % size;
               products[0] = products[1] = Fill<V>(0.0f);
-              for (std::int64_t r = 0; r < problem.Rq; ++r) {
+              for (std::size_t r = 0; r < ranks; ++r) {
                 const VF one = hn::Set(d, p[r * size]), two = hn::Set(d, p[r * size + 1]);
                 ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-                  const VF factor = hn::Load(d, aq[i()] + r * size);
+                  const VF factor = hn::Load(d, rows[i()] + r * size);
                   products[0].v[i()] = hn::MulAdd(factor, one, products[0].v[i()]);
                   products[1].v[i()] = hn::MulAdd(factor, two, products[1].v[i()]);
                 });
               }
             } else {
               ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-                const float* row = VectorOf(work.t, first + i(), 2 * token);
+                const float* row = rows[i()] + column * size;
                 products[0].v[i()] = hn::Load(d, row);
                 products[1].v[i()] = hn::Load(d, row + size);
               });
@@ -185,42 +205,62 @@ HWY_INLINE void ScorePairs(const DecodeBlock& block, bool through_rank, std::int
                 products[r] = Mul(products[r], Fill<V>(*scales * work.pairs.scales[2 * token + r]));
               }
             }
-            Pack<V> scores;
-            ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-              const std::int64_t offset = begin + 2 * i() * kLanes;
-              const Chunk a = LoadTwoRanks(at + offset, readable - offset);
-              scores.v[i()] =
-                  hn::MulAdd(a.v[1], products[1].v[i()], hn::Mul(a.v[0], products[0].v[i()]));
-              hn::Store(scores.v[i()], d, VectorOf(work.s, first + i(), token));
+            float* to = scores + token * heads;
+            WithTwoRanks(at + begin, readable - begin, V, [&](const auto& load)
+                                                              ATTNOPS_INLINE_LAMBDA {
+              ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+                const Chunk a = load(i());
+                const VF sum =
+                    hn::MulAdd(a.v[1], products[1].v[i()], hn::Mul(a.v[0], products[0].v[i()]));
+                hn::Store(sum, d, to + i() * kLanes);
+                most.v[i()] = hn::Max(sum, most.v[i()]);  // never a NaN where there is a head
+              });
             });
-            most = Max(scores, most);  // never a NaN where there is a head
           });
   ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
     hn::Store(most.v[i()], d, new_max + (first + i()) * kLanes);
   });
 }
 
+// All heads. The sums of two ranks and three vectors fit into the registers.
+template <typename S, bool kThroughRank>
+HWY_NOINLINE void ScoreAllPairs(const DecodeBlock& block, const float* max, float* new_max) {
+  const std::int64_t vectors = DivideUp(block.heads.size(), kLanes);
+  for (std::int64_t v = 0; v < vectors;) {
+    const std::int64_t left = vectors - v;
+    if (left == 3 || left > 4) {
+      ScorePairs<S, 3, kThroughRank>(block, v, max, new_max);
+      v += 3;
+    } else if (left > 1) {
+      ScorePairs<S, 2, kThroughRank>(block, v, max, new_max);
+      v += 2;
+    } else {
+      ScorePairs<S, 1, kThroughRank>(block, v, max, new_max);
+      v += 1;
+    }
+  }
+}
+
 // p = exp(s − max) of a vector of heads, in the place of the scores. Returns Σp.
 HWY_INLINE VF ExpOfScores(const DecodeBlock& block, std::int64_t v, VF max) {
   constexpr int kTogether = 8;  // fill the latency of exp
   const DF d;
-  const auto size = static_cast<std::int64_t>(ChunkSize());
-  const auto run = [&]<int N>(float* at) ATTNOPS_INLINE_LAMBDA {
+  const std::int64_t heads = block.work.pairs.heads, tokens = block.tokens.size();
+  float* at = block.work.pairs.weights + v * kLanes;
+  const auto run = [&]<int N>() ATTNOPS_INLINE_LAMBDA {
     const Pack<N> p = ExpDifference<Accuracy::k16Bit>(
-        MakePack<N>([&](int i) ATTNOPS_INLINE_LAMBDA { return hn::Load(d, at + i * size); }),
+        MakePack<N>([&](int i) ATTNOPS_INLINE_LAMBDA { return hn::Load(d, at + i * heads); }),
         Fill<N>(max));
-    ForEach<N>([&](auto i) ATTNOPS_INLINE_LAMBDA { hn::Store(p.v[i()], d, at + i() * size); });
+    ForEach<N>([&](auto i) ATTNOPS_INLINE_LAMBDA { hn::Store(p.v[i()], d, at + i() * heads); });
+    at += N * heads;
     return SumOfVectors(p);
   };
   VF sum = hn::Zero(d);
   std::int64_t token = 0;
-  for (; token + kTogether <= block.tokens.size(); token += kTogether) {
-    float* at = VectorOf(block.work.s, v, token);
-    sum = hn::Add(sum, run.template operator()<kTogether>(at));
+  for (; token + kTogether <= tokens; token += kTogether) {
+    sum = hn::Add(sum, run.template operator()<kTogether>());
   }
-  for (; token < block.tokens.size(); ++token) {
-    sum = hn::Add(sum, run.template operator()<1>(VectorOf(block.work.s, v, token)));
-  }
+  for (; token < tokens; ++token) sum = hn::Add(sum, run.template operator()<1>());
   return sum;
 }
 
@@ -247,7 +287,7 @@ HWY_INLINE void PairValues(const DecodeBlock& block) {
           });
 }
 
-// The weights p·av of a block, rounded: (tokens, heads), pairs of the ranks.
+// The weights p·av of a block, rounded, in the place of p: pairs of the ranks.
 template <typename S>
 HWY_INLINE void PairWeights(const DecodeBlock& block) {
   const DF d;
@@ -255,6 +295,7 @@ HWY_INLINE void PairWeights(const DecodeBlock& block) {
   const DecodeWorkspace& work = block.work;
   constexpr bool kScaled = std::is_same_v<S, std::int8_t>;
   const std::int64_t vectors = DivideUp(block.heads.size(), kLanes);
+  const std::int64_t begin = 2 * block.heads.begin;
   block.ForEachToken<S>(
       problem.av, 2 * problem.H,
       [&](std::int64_t token, const S* at, std::int64_t readable, const float* scales)
@@ -264,14 +305,19 @@ HWY_INLINE void PairWeights(const DecodeBlock& block) {
               const float* of_values = work.pairs.scales + 2 * token;
               factor = {{hn::Set(d, *scales * of_values[0]), hn::Set(d, *scales * of_values[1])}};
             }
-            float* to = work.pairs.weights + token * work.pairs.heads;
-            for (std::int64_t v = 0; v < vectors; ++v, to += kLanes) {
-              const std::int64_t offset = 2 * (block.heads.begin + v * kLanes);
-              Chunk a = LoadTwoRanks(at + offset, readable - offset);
-              if constexpr (kScaled) a = Mul(a, factor);
-              const VF p = hn::Load(d, VectorOf(work.s, v, token));
-              hn::Store(hn::BitCast(d, RoundToPacked(Mul(a, Fill<2>(p)))), d, to);
-            }
+            float* weights = work.pairs.weights + token * work.pairs.heads;
+            const auto weigh = [&](const auto& load) ATTNOPS_INLINE_LAMBDA {
+              for (std::int64_t v = 0; v < vectors; ++v) {
+                Chunk a = load(v);
+                if constexpr (kScaled) a = Mul(a, factor);
+                const VF p = hn::Load(d, weights + v * kLanes);
+                // Where a NaN would not survive this rounding, the sum of its head is one.
+                const auto pairs = ToStored<Payload::kUpper>(Mul(a, Fill<2>(p)),
+                                                             static_cast<BFloat16*>(nullptr));
+                hn::Store(hn::BitCast(d, pairs.v[0]), d, weights + v * kLanes);
+              }
+            };
+            WithTwoRanks(at + begin, readable - begin, vectors, weigh);
           });
 }
 
@@ -291,19 +337,10 @@ struct TwoRankForm {
     WithPairStorage(block.problem.storage, [&](auto storage) HWY_ATTR {
       using S = typename decltype(storage)::Type;
       MultiplyPairedKeys<S>(block, through_rank);
-      // The sums of two ranks and three vectors fit into the registers.
-      for (std::int64_t v = 0; v < vectors;) {
-        const std::int64_t left = vectors - v;
-        if (left == 3 || left > 4) {
-          ScorePairs<S, 3>(block, through_rank, v, max, work.max);
-          v += 3;
-        } else if (left > 1) {
-          ScorePairs<S, 2>(block, through_rank, v, max, work.max);
-          v += 2;
-        } else {
-          ScorePairs<S, 1>(block, through_rank, v, max, work.max);
-          v += 1;
-        }
+      if (through_rank) {
+        ScoreAllPairs<S, true>(block, max, work.max);
+      } else {
+        ScoreAllPairs<S, false>(block, max, work.max);
       }
       for (std::int64_t v = 0; v < vectors; ++v) {
         const VF most = hn::Load(d, work.max + v * kLanes);

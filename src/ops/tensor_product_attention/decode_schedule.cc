@@ -111,7 +111,6 @@ class DecodeCall {
     work.aq.Plan(plan, through_rank ? problem_.Rq : 0, heads, chunk);
     work.q.Plan(plan, features, heads, chunk);
     work.t.Plan(plan, key_rows, heads, chunk);
-    work.s.Plan(plan, block, heads, chunk);
     plan.AddForWorkers(
         work.row,
         std::max({heads * std::max(problem_.Rk, problem_.Rv), problem_.D, problem_.E}) + chunk);
@@ -127,6 +126,7 @@ class DecodeCall {
     work.b.Plan(plan, rows, columns, chunk);
     work.p.Plan(plan, key_rows, through_rank ? problem_.Rq : 0, chunk);
     work.a.Plan(plan, rows, heads, chunk);
+    work.s.Plan(plan, block, heads, chunk);
     work.products.Plan(plan, problem_.dot, key_rows, problem_.D, std::max(rows, features), heads,
                        std::max({heads, problem_.Rq, problem_.E}), chunk);
   }

@@ -86,7 +86,8 @@ struct RankPairSpace {
   Rows<BFloat16> rows;     // (tokens·R_k, D): bk
   Panels left;             // (D/2, heads): q
   Panels right;            // (D/2, tokens·R_k): bk transposed, then (tokens, E): bv
-  float* weights;          // (tokens, heads), `heads` numbers from row to row
+  // (tokens, heads), `heads` numbers from row to row: scores, then weights in pairs.
+  float* weights;
   std::int64_t heads;
   float* scales;  // of the rows of bk, then of bv, if they are int8
 };
