@@ -93,8 +93,8 @@ int Register() {
   }
   for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
     const std::string name = std::string("tpa_decode/ranks/") + attnops::Name(dtype);
-    benchmark::RegisterBenchmark(
-        name.c_str(), [dtype](benchmark::State& state) { RunRanks(state, dtype); })
+    benchmark::RegisterBenchmark(name.c_str(),
+                                 [dtype](benchmark::State& state) { RunRanks(state, dtype); })
         ->ArgNames({"B", "M", "H"})
         ->ArgsProduct({{1, 8}, {4096, 16384}, {34, 47, 61, 78}})
         ->UseRealTime()

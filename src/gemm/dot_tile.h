@@ -18,6 +18,8 @@ namespace attnops {
 struct DotTileArguments {
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxChunks = 2;
+  // Of a tile of one vector.
+  static constexpr int kMaxNarrowRows = 16;
 
   // Pair k of row i is at left + i·left_row + k·left_step bytes.
   const void* left;
@@ -26,7 +28,8 @@ struct DotTileArguments {
   const float* right;
   std::ptrdiff_t right_panel;
   std::int64_t depth;  // pairs
-  int rows, chunks;
+  int rows;
+  int vectors;  // of columns: those of one or two chunks, or 1, the first one of a chunk
   // The chunk c of row i goes to sums + i·sums_row + c·sums_chunk.
   float* sums;
   std::ptrdiff_t sums_row, sums_chunk;

@@ -44,7 +44,7 @@ inline void EmulateDotTile(const DotTileArguments& tile) {
   const DU d;
   const auto lanes = static_cast<std::ptrdiff_t>(hn::Lanes(d));
   for (int row = 0; row < tile.rows; ++row) {
-    for (int v = 0; v < 2 * tile.chunks; ++v) {
+    for (int v = 0; v < tile.vectors; ++v) {
       const char* left = static_cast<const char*>(tile.left) + row * tile.left_row;
       const float* right = tile.right + v / 2 * tile.right_panel + v % 2 * lanes;
       VF sum = hn::Zero(DF());

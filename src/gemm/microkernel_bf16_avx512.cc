@@ -22,9 +22,9 @@ constexpr int kStepsAhead = 8;
 template <int kRows, int kVectors>
 ATTNOPS_BF16_ATTRIBUTE void Run(const DotTileArguments& tile) {
   __m512 sums[kRows][kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) sums[row][v] = _mm512_setzero_ps();
   }
   const char* left = static_cast<const char*>(tile.left);
@@ -34,7 +34,7 @@ ATTNOPS_BF16_ATTRIBUTE void Run(const DotTileArguments& tile) {
     tile.prefetcher->Step();
     if (!far_steps) {
       // The rows of the next tile.
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
         __builtin_prefetch(left + (row + kRows) * tile.left_row, 0, 3);
       }
@@ -43,17 +43,17 @@ ATTNOPS_BF16_ATTRIBUTE void Run(const DotTileArguments& tile) {
     for (std::int64_t step = 0; step < steps; ++step) {
       if (far_steps) __builtin_prefetch(left + kStepsAhead * tile.left_step, 0, 3);
       __m512bh vectors[kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
         vectors[v] = reinterpret_cast<__m512bh>(
             _mm512_load_ps(right + v / 2 * tile.right_panel + v % 2 * kLanes));
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
         int pair;
         std::memcpy(&pair, left + row * tile.left_row, sizeof(pair));
         const auto broadcast = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) {
           sums[row][v] = _mm512_dpbf16_ps(sums[row][v], broadcast, vectors[v]);
         }
@@ -62,9 +62,9 @@ ATTNOPS_BF16_ATTRIBUTE void Run(const DotTileArguments& tile) {
       right += kChunk;
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       _mm512_store_ps(tile.sums + row * tile.sums_row + v / 2 * tile.sums_chunk + v % 2 * kLanes,
                       sums[row][v]);
@@ -90,11 +90,27 @@ void RunRows(const DotTileArguments& tile) {
   }
 }
 
+// Rows of one vector: as many at a time as have a function of their own.
+void RunNarrow(DotTileArguments tile) {
+  const auto take = [&](int rows) {
+    tile.left = static_cast<const char*>(tile.left) + rows * tile.left_row;
+    tile.sums += rows * tile.sums_row;
+    tile.rows -= rows;
+  };
+  if (tile.rows >= DotTileArguments::kMaxNarrowRows) {
+    return Run<DotTileArguments::kMaxNarrowRows, 1>(tile);
+  }
+  for (; tile.rows > 0; take(std::min(tile.rows, DotTileArguments::kMaxRows))) RunRows<1>(tile);
+}
+
 void RunTile(const DotTileArguments& tile) {
-  if (tile.chunks == 1) {
-    RunRows<2>(tile);
-  } else {
-    RunRows<4>(tile);
+  switch (tile.vectors) {
+    case 1:
+      return RunNarrow(tile);
+    case 2:
+      return RunRows<2>(tile);
+    default:
+      return RunRows<4>(tile);
   }
 }
 

@@ -54,7 +54,7 @@ HWY_INLINE void MultiplyPairsRange(DotTile dot, const PairLeft& a, const Panels&
   tile.right = b.data + chunk * b.panel;
   tile.right_panel = b.panel;
   tile.depth = depth;
-  tile.chunks = static_cast<int>(together);
+  tile.vectors = static_cast<int>(2 * together);
   tile.sums = sums;
   tile.sums_row = together * size;
   tile.sums_chunk = size;
@@ -131,7 +131,7 @@ HWY_NOINLINE void MultiplyPairsToTiles(DotTile dot, const PairLeft& a, const Pan
       // A target whose tiles have one chunk takes the second one in a tile of its own.
       for (int i = 0; i < chunks; i += kTileChunks) {
         DotTileArguments part = tile;
-        part.chunks = std::min(kTileChunks, chunks - i);
+        part.vectors = 2 * std::min(kTileChunks, chunks - i);
         part.right += i * tile.right_panel;
         part.sums += i * tile.sums_chunk;
         dot(part);

@@ -90,7 +90,7 @@ HWY_NOINLINE void MultiplyPairsSum(DotTile dot, std::int64_t rows, std::int64_t 
     arguments.right_panel = b.panel;
     arguments.depth = depth;
     arguments.rows = static_cast<int>(tile.rows);
-    arguments.chunks = static_cast<int>(tile.chunks);
+    arguments.vectors = static_cast<int>(2 * tile.chunks);
     arguments.sums = to;
     arguments.sums_row = tile.chunks * size;
     arguments.sums_chunk = size;

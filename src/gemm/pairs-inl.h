@@ -108,13 +108,9 @@ inline void PairTokens(const Panels& from, std::int64_t count, std::int64_t chun
     float* at = to.data + chunk * to.panel;
     std::int64_t i = 0;
     for (; i + 1 < count; i += 2, row += 2 * ChunkSize(), at += ChunkSize()) {
-      StorePairs(
-          PairsOfRows(RoundToPacked(LoadChunk(row)), RoundToPacked(LoadChunk(row + ChunkSize()))),
-          at);
+      StorePairs(RoundToPairs(LoadChunk(row), LoadChunk(row + ChunkSize())), at);
     }
-    if (i < count) {
-      StorePairs(PairsOfRows(RoundToPacked(LoadChunk(row)), hn::Zero(DU())), at);
-    }
+    if (i < count) StorePairs(RoundToPairs(LoadChunk(row), Fill<2>(0.0f)), at);
   }
 }
 
@@ -159,15 +155,12 @@ inline void PairColumns(const Panels& from, std::int64_t rows, std::int64_t chun
     float* panel = to.data + first / size * to.panel + first % size;
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
       const float* at = from.data + chunk * from.panel + first * size;
-      Square pairs;
-      HWY_UNROLL(16)
-      for (int i = 0; i < kLanes; ++i) pairs.v[i] = RoundToPacked(LoadChunk(at + i * size));
-      pairs = TransposeSquare(pairs);
+      const Square pairs = MakeSquare(
+          [&](int i) ATTNOPS_INLINE_LAMBDA { return RoundToPacked(LoadChunk(at + i * size)); });
       float* result = panel + chunk * kLanes * size;
-      HWY_UNROLL(16)
-      for (int i = 0; i < kLanes; ++i) {
-        hn::Store(hn::BitCast(d, pairs.v[i]), d, result + i * size);
-      }
+      ForEachVector(TransposeSquare(pairs), [&](int i, VU pair) ATTNOPS_INLINE_LAMBDA {
+        hn::Store(hn::BitCast(d, pair), d, result + i * size);
+      });
     }
   }
 }
@@ -181,25 +174,23 @@ inline void LoadTransposedPairs(const BFloat16* from, std::int64_t stride, std::
   for (std::int64_t first = 0; first < Padded(count); first += kLanes) {
     const std::int64_t rows = std::clamp<std::int64_t>(count - first, 0, kLanes);
     float* panel = to.data + first / chunk * to.panel + first % chunk;
-    ForEachChunk(columns,
-                 [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
-                   const BFloat16* at = from + first * stride + column;
-                   Square pairs;
-                   if (HWY_LIKELY(rows == kLanes && n == ChunkSize())) {
-                     ForEach<kLanes>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-                       pairs.v[i()] = LoadPacked(at + i() * stride);
-                     });
-                   } else {
-                     for (int i = 0; i < kLanes; ++i) {
-                       pairs.v[i] = i < rows ? LoadPackedN(at + i * stride, n) : hn::Zero(DU());
-                     }
-                   }
-                   pairs = TransposeSquare(pairs);
-                   float* result = panel + column / 2 * chunk;
-                   ForEach<kLanes>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-                     hn::Store(hn::BitCast(d, pairs.v[i()]), d, result + i() * chunk);
-                   });
-                 });
+    ForEachChunk(columns, [&](std::int64_t column, std::size_t n,
+                              std::int64_t) ATTNOPS_INLINE_LAMBDA {
+      const BFloat16* at = from + first * stride + column;
+      Square pairs;
+      if (HWY_LIKELY(rows == kLanes && n == ChunkSize())) {
+        pairs =
+            MakeSquare([&](int i) ATTNOPS_INLINE_LAMBDA { return LoadPacked(at + i * stride); });
+      } else {
+        for (int i = 0; i < kLanes; ++i) {
+          pairs.v[i] = i < rows ? LoadPackedN(at + i * stride, n) : hn::Zero(DU());
+        }
+      }
+      float* result = panel + column / 2 * chunk;
+      ForEachVector(TransposeSquare(pairs), [&](int i, VU pair) ATTNOPS_INLINE_LAMBDA {
+        hn::Store(hn::BitCast(d, pair), d, result + i * chunk);
+      });
+    });
   }
 }
 

@@ -164,17 +164,13 @@ HWY_INLINE void TransposePanels(const Panels& from, std::int64_t rows, std::int6
   for (std::int64_t j = 0; j < columns; j += kLanes) {
     for (std::int64_t i = 0; i < rows; i += kLanes) {
       const float* corner = at(from, i, j);
-      Square square;
-      HWY_UNROLL(16)
-      for (int n = 0; n < kLanes; ++n) {
-        square.v[n] = hn::BitCast(DU(), hn::Load(DF(), corner + n * chunk));
-      }
-      square = TransposeSquare(square);
+      const Square square = MakeSquare([&](int n) ATTNOPS_INLINE_LAMBDA {
+        return hn::BitCast(DU(), hn::Load(DF(), corner + n * chunk));
+      });
       float* result = at(to, j, i);
-      HWY_UNROLL(16)
-      for (int n = 0; n < kLanes; ++n) {
-        hn::Store(hn::BitCast(DF(), square.v[n]), DF(), result + n * chunk);
-      }
+      ForEachVector(TransposeSquare(square), [&](int n, VU vector) ATTNOPS_INLINE_LAMBDA {
+        hn::Store(hn::BitCast(DF(), vector), DF(), result + n * chunk);
+      });
     }
   }
 #endif
@@ -212,32 +208,23 @@ HWY_INLINE void LoadTransposed(const T* from, std::int64_t stride, std::int64_t 
 #if !ATTNOPS_ONE_LANE
           if constexpr (IsInterleaved<T>::kValue) {
             // A pair of elements moves as one lane and is split afterwards.
-            Square pairs;
-            HWY_UNROLL(16)
-            for (int i = 0; i < kLanes; ++i) pairs.v[i] = LoadPacked(at + i * step);
-            pairs = TransposeSquare(pairs);
-            HWY_UNROLL(16)
-            for (int i = 0; i < kLanes; ++i) {
-              const Chunk split = SplitPacked<T>(pairs.v[i]);
+            const Square pairs =
+                MakeSquare([&](int i) ATTNOPS_INLINE_LAMBDA { return LoadPacked(at + i * step); });
+            ForEachVector(TransposeSquare(pairs), [&](int i, VU pair) ATTNOPS_INLINE_LAMBDA {
+              const Chunk split = SplitPacked<T>(pair);
               hn::Store(split.v[0], d, result + i * chunk);
               hn::Store(split.v[1], d, result + (kLanes + i) * chunk);
-            }
+            });
             return;
           }
 #endif
-          Square halves[2];
-          HWY_UNROLL(16)
-          for (int i = 0; i < kLanes; ++i) {
-            const Chunk row = LoadChunk(at + i * step);
-            halves[0].v[i] = hn::BitCast(DU(), row.v[0]);
-            halves[1].v[i] = hn::BitCast(DU(), row.v[1]);
-          }
           for (int half = 0; half < 2; ++half) {
-            const Square square = TransposeSquare(halves[half]);
-            HWY_UNROLL(16)
-            for (int i = 0; i < kLanes; ++i) {
-              hn::Store(hn::BitCast(d, square.v[i]), d, result + (half * kLanes + i) * chunk);
-            }
+            const Square square = MakeSquare([&](int i) ATTNOPS_INLINE_LAMBDA {
+              return hn::BitCast(DU(), LoadChunk(at + i * step).v[half]);
+            });
+            ForEachVector(TransposeSquare(square), [&](int i, VU vector) ATTNOPS_INLINE_LAMBDA {
+              hn::Store(hn::BitCast(d, vector), d, result + (half * kLanes + i) * chunk);
+            });
           }
         });
   }

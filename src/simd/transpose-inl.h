@@ -22,6 +22,18 @@ constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
 // As many vectors as a vector has lanes.
 using Square = Pack<kLanes, VU>;
 
+// f(i) as vector i, and f(i, vector i). Written out: a loop would go through memory.
+template <class F>
+HWY_INLINE Square MakeSquare(const F& f) {
+  Square square;
+  ForEach<kLanes>([&](auto i) ATTNOPS_INLINE_LAMBDA { square.v[i()] = f(i()); });
+  return square;
+}
+template <class F>
+HWY_INLINE void ForEachVector(const Square& square, const F& f) {
+  ForEach<kLanes>([&](auto i) ATTNOPS_INLINE_LAMBDA { f(i(), square.v[i()]); });
+}
+
 // Lane j of vector i becomes lane i of vector j.
 HWY_INLINE Square TransposeSquare(const Square& from) {
 #if ATTNOPS_ONE_LANE
@@ -30,7 +42,6 @@ HWY_INLINE Square TransposeSquare(const Square& from) {
   const DU d;
   Square rows;
   // 4×4 within each 128 bits: the b-th 128 bits of vector 4g+j get element 4b+j of rows 4g … 4g+3.
-  // Written out: a loop would go through memory.
   ForEach<kLanes / 4>([&](auto group) ATTNOPS_INLINE_LAMBDA {
     constexpr int g = 4 * decltype(group)::value;
     const VU even_lower = hn::InterleaveLower(d, from.v[g], from.v[g + 2]);

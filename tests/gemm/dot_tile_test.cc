@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "src/core/numeric.h"
 #include "src/gemm/kernels.h"
 #include "tests/gemm/panel_product.h"
 #include "tests/support/precisions.h"
@@ -61,54 +62,62 @@ std::vector<std::uint32_t> Pairs(std::int64_t n, std::uint32_t seed, bool odd_on
   return pairs;
 }
 
-// All tile sizes, with the left operand in rows and in columns.
+// A tile with the left operand in rows or in columns.
+void CheckTile(DotTile dot, std::int64_t chunk, int rows, int vectors, std::int64_t depth,
+               bool in_rows, bool odd_ones) {
+  const std::int64_t columns = vectors * chunk / 2, chunks = DivideUp(vectors, 2);
+  // Room for what is prefetched is not needed, only for what is read.
+  const std::int64_t left_row = in_rows ? depth + 3 : 1;
+  const std::int64_t left_step = in_rows ? 1 : 32;
+  const auto left = Pairs(rows * (depth + 3) + 32 * depth, 1, odd_ones);
+  const std::int64_t panel = (depth + 1) * chunk;
+  const auto right = Pairs(chunks * panel, 2, odd_ones);
+  // Aligned as panels are.
+  std::vector<float> memory(chunks * panel + 16), results(rows * columns + 16);
+  const auto aligned = [](std::vector<float>& floats) {
+    const auto address = reinterpret_cast<std::uintptr_t>(floats.data());
+    return floats.data() + (64 - address % 64) % 64 / sizeof(float);
+  };
+  float* b = aligned(memory);
+  std::memcpy(b, right.data(), right.size() * sizeof(float));
+  float* sums = aligned(results);
+  Prefetcher prefetcher;
+  dot({.left = left.data(),
+       .left_row = left_row * 4,
+       .left_step = left_step * 4,
+       .right = b,
+       .right_panel = panel,
+       .depth = depth,
+       .rows = rows,
+       .vectors = vectors,
+       .sums = sums,
+       .sums_row = columns,
+       .sums_chunk = chunk,
+       .prefetcher = &prefetcher});
+  for (int i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j) {
+      float expected = 0;
+      for (std::int64_t k = 0; k < depth; ++k) {
+        expected = Step(expected, left[i * left_row + k * left_step],
+                        right[j / chunk * panel + k * chunk + j % chunk]);
+      }
+      const float actual = sums[i * columns + j];
+      if (std::isnan(expected) && std::isnan(actual)) continue;
+      ASSERT_EQ(BitsOf(actual), BitsOf(expected))
+          << actual << " for " << expected << " at " << i << "," << j << " of " << rows << "x"
+          << vectors << ", depth " << depth << ", in rows " << in_rows;
+    }
+  }
+}
+
+// All tile sizes.
 void Check(DotTile dot, std::int64_t chunk, bool odd_ones) {
   for (const std::int64_t depth : {0, 1, 2, 15, 16, 17, 40}) {
-    for (int rows = 1; rows <= DotTileArguments::kMaxRows; ++rows) {
-      for (int chunks = 1; chunks <= DotTileArguments::kMaxChunks; ++chunks) {
+    for (const int vectors : {1, 2, 4}) {
+      const int most = vectors == 1 ? DotTileArguments::kMaxNarrowRows : DotTileArguments::kMaxRows;
+      for (int rows = 1; rows <= most; ++rows) {
         for (const bool in_rows : {true, false}) {
-          // Room for what is prefetched is not needed, only for what is read.
-          const std::int64_t left_row = in_rows ? depth + 3 : 1;
-          const std::int64_t left_step = in_rows ? 1 : 32;
-          const auto left = Pairs(rows * (depth + 3) + 32 * depth, 1, odd_ones);
-          const std::int64_t panel = (depth + 1) * chunk;
-          const auto right = Pairs(chunks * panel, 2, odd_ones);
-          // Aligned as panels are.
-          std::vector<float> memory(chunks * panel + 16), results(rows * chunks * chunk + 16);
-          const auto aligned = [](std::vector<float>& floats) {
-            const auto address = reinterpret_cast<std::uintptr_t>(floats.data());
-            return floats.data() + (64 - address % 64) % 64 / sizeof(float);
-          };
-          float* b = aligned(memory);
-          std::memcpy(b, right.data(), right.size() * sizeof(float));
-          float* sums = aligned(results);
-          Prefetcher prefetcher;
-          dot({.left = left.data(),
-               .left_row = left_row * 4,
-               .left_step = left_step * 4,
-               .right = b,
-               .right_panel = panel,
-               .depth = depth,
-               .rows = rows,
-               .chunks = chunks,
-               .sums = sums,
-               .sums_row = chunks * chunk,
-               .sums_chunk = chunk,
-               .prefetcher = &prefetcher});
-          for (int i = 0; i < rows; ++i) {
-            for (std::int64_t j = 0; j < chunks * chunk; ++j) {
-              float expected = 0;
-              for (std::int64_t k = 0; k < depth; ++k) {
-                expected = Step(expected, left[i * left_row + k * left_step],
-                                right[j / chunk * panel + k * chunk + j % chunk]);
-              }
-              const float actual = sums[i * chunks * chunk + j];
-              if (std::isnan(expected) && std::isnan(actual)) continue;
-              ASSERT_EQ(BitsOf(actual), BitsOf(expected))
-                  << actual << " for " << expected << " at " << i << "," << j << " of " << rows
-                  << "x" << chunks << ", depth " << depth << ", in rows " << in_rows;
-            }
-          }
+          CheckTile(dot, chunk, rows, vectors, depth, in_rows, odd_ones);
         }
       }
     }

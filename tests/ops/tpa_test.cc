@@ -116,11 +116,12 @@ void CheckLengthsAndPages(DType dtype, Precision precision) {
     GuardedTensor out(dtype, {1, 1, kHeads, 20});
     const auto first = [&](const GuardedTensor& all) {
       return ConstTensorView(
-          static_cast<const char*>(all.view().data()) + b * all.strides()[0] * SizeOf(dtype),
-          dtype, {1, 1, all.shape()[2], all.shape()[3]}, all.strides());
+          static_cast<const char*>(all.view().data()) + b * all.strides()[0] * SizeOf(dtype), dtype,
+          {1, 1, all.shape()[2], all.shape()[3]}, all.strides());
     };
     TpaDecode(TpaQuery::Factors(first(c.aq), first(c.bq)),
-              {cut(c.ak, b), cut(c.av, b), cut(c.bk, b), cut(c.bv, b)}, out.view(), {}, {}, options);
+              {cut(c.ak, b), cut(c.av, b), cut(c.bk, b), cut(c.bv, b)}, out.view(), {}, {},
+              options);
     const auto bits = out.Bits();
     EXPECT_TRUE(std::equal(bits.begin(), bits.end(),
                            expected.first.begin() + b * static_cast<std::int64_t>(bits.size())))
@@ -157,8 +158,8 @@ TEST(TpaDecodeRanks, LengthsAndPagesInAnyOrder) {
   }
 }
 
-// In bfloat16 products the two ranks of a token are a pair, and vectors of heads are worked on three,
-// two or one at a time.
+// In bfloat16 products the two ranks of a token are a pair, and vectors of heads are worked on
+// three, two or one at a time.
 TEST(TpaDecodeRanks, PairsOfRanks) {
   const DotTileEmulation emulation;
   for (const std::int64_t heads : {1, 2, 15, 16, 17, 33, 34, 47, 61, 64, 78, 97}) {

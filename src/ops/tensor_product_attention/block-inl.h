@@ -75,7 +75,10 @@ void Prepare(const Problem& problem, std::int64_t batch, Range heads, const Work
   LoadRows(RowOf<T>(problem.bq, batch, 0), problem.bq.token, problem.R, problem.D, work.bq);
 #if !ATTNOPS_ONE_LANE
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (problem.score_dot != nullptr && problem.through_rank) {
+    if (problem.HasRankLanes(kLanes)) {
+      LoadTransposedPairs(RowOf<T>(problem.bq, batch, 0), problem.bq.token, problem.R, problem.D,
+                          work.bq_pairs);
+    } else if (problem.score_dot != nullptr && problem.through_rank) {
       RoundRows(work.bq, problem.R, ChunksOf(problem.D), work.left16);
     }
   }

@@ -164,8 +164,9 @@ HWY_INLINE void WithForm([[maybe_unused]] const DecodeProblem& problem, const F&
 inline void PrepareDecode(const DecodeProblem& problem, std::int64_t batch, Range heads,
                           const DecodeWorkspace& work) {
   if (problem.through_rank) LoadQueryFactors(problem, batch, heads, work);
-  WithForm(problem, [&](auto form)
-                        HWY_ATTR { form.Prepare(problem, batch, heads, problem.through_rank, work); });
+  WithForm(problem, [&](auto form) HWY_ATTR {
+    form.Prepare(problem, batch, heads, problem.through_rank, work);
+  });
 }
 
 template <class Form>

@@ -1,6 +1,7 @@
 // A decoding step with ranks: what is prepared for a sequence, and blocks of its tokens.
 
-#if defined(ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_DECODE_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#if defined(ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_DECODE_BLOCK_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
 #ifdef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_DECODE_BLOCK_INL_H_
 #undef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_DECODE_BLOCK_INL_H_
 #else

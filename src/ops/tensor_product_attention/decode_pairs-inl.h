@@ -125,8 +125,7 @@ HWY_INLINE Rows<const BFloat16> KeyRows(const DecodeBlock& block) {
               ForEachChunk(problem.D, [&](std::int64_t column, std::size_t n,
                                           std::int64_t) ATTNOPS_INLINE_LAMBDA {
                 hn::StoreU(hn::BitCast(DU16(), LoadPackedNumbers(at + r * bk.row + column, n)),
-                           DU16(),
-                           reinterpret_cast<std::uint16_t*>(copy[2 * token + r] + column));
+                           DU16(), reinterpret_cast<std::uint16_t*>(copy[2 * token + r] + column));
               });
             }
           });
@@ -171,52 +170,49 @@ HWY_INLINE void ScorePairs(const DecodeBlock& block, std::int64_t first, const f
   float* scores = work.pairs.weights + first * kLanes;
   const float* rows[V];  // of aq, or of bk·qᵀ
   for (int i = 0; i < V; ++i) rows[i] = VectorOf(kThroughRank ? work.aq : work.t, first + i, 0);
-  Pack<V> most =
-      MakePack<V>([&](int i)
-                      ATTNOPS_INLINE_LAMBDA { return hn::Load(d, max + (first + i) * kLanes); });
+  Pack<V> most = MakePack<V>(
+      [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::Load(d, max + (first + i) * kLanes); });
   block.ForEachToken<S>(
       problem.ak, 2 * problem.H,
-      [&](std::int64_t token, const S* at, std::int64_t readable, const float* scales)
-          ATTNOPS_INLINE_LAMBDA {
-            Pack<V> products[2];
-            const auto column = static_cast<std::size_t>(2 * token);
-            if constexpr (kThroughRank) {
-              const float* HWY_RESTRICT p =
-                  work.p.data + column / size * static_cast<std::size_t>(work.p.panel) +
-                  column % size;
-              products[0] = products[1] = Fill<V>(0.0f);
-              for (std::size_t r = 0; r < ranks; ++r) {
-                const VF one = hn::Set(d, p[r * size]), two = hn::Set(d, p[r * size + 1]);
-                ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-                  const VF factor = hn::Load(d, rows[i()] + r * size);
-                  products[0].v[i()] = hn::MulAdd(factor, one, products[0].v[i()]);
-                  products[1].v[i()] = hn::MulAdd(factor, two, products[1].v[i()]);
-                });
-              }
-            } else {
-              ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-                const float* row = rows[i()] + column * size;
-                products[0].v[i()] = hn::Load(d, row);
-                products[1].v[i()] = hn::Load(d, row + size);
-              });
-            }
-            if constexpr (kScaled) {
-              for (int r = 0; r < 2; ++r) {
-                products[r] = Mul(products[r], Fill<V>(*scales * work.pairs.scales[2 * token + r]));
-              }
-            }
-            float* to = scores + token * heads;
-            WithTwoRanks(at + begin, readable - begin, V, [&](const auto& load)
-                                                              ATTNOPS_INLINE_LAMBDA {
-              ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-                const Chunk a = load(i());
-                const VF sum =
-                    hn::MulAdd(a.v[1], products[1].v[i()], hn::Mul(a.v[0], products[0].v[i()]));
-                hn::Store(sum, d, to + i() * kLanes);
-                most.v[i()] = hn::Max(sum, most.v[i()]);  // never a NaN where there is a head
-              });
+      [&](std::int64_t token, const S* at, std::int64_t readable,
+          const float* scales) ATTNOPS_INLINE_LAMBDA {
+        Pack<V> products[2];
+        const auto column = static_cast<std::size_t>(2 * token);
+        if constexpr (kThroughRank) {
+          const float* HWY_RESTRICT p =
+              work.p.data + column / size * static_cast<std::size_t>(work.p.panel) + column % size;
+          products[0] = products[1] = Fill<V>(0.0f);
+          for (std::size_t r = 0; r < ranks; ++r) {
+            const VF one = hn::Set(d, p[r * size]), two = hn::Set(d, p[r * size + 1]);
+            ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+              const VF factor = hn::Load(d, rows[i()] + r * size);
+              products[0].v[i()] = hn::MulAdd(factor, one, products[0].v[i()]);
+              products[1].v[i()] = hn::MulAdd(factor, two, products[1].v[i()]);
             });
+          }
+        } else {
+          ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+            const float* row = rows[i()] + column * size;
+            products[0].v[i()] = hn::Load(d, row);
+            products[1].v[i()] = hn::Load(d, row + size);
           });
+        }
+        if constexpr (kScaled) {
+          for (int r = 0; r < 2; ++r) {
+            products[r] = Mul(products[r], Fill<V>(*scales * work.pairs.scales[2 * token + r]));
+          }
+        }
+        float* to = scores + token * heads;
+        WithTwoRanks(at + begin, readable - begin, V, [&](const auto& load) ATTNOPS_INLINE_LAMBDA {
+          ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
+            const Chunk a = load(i());
+            const VF sum =
+                hn::MulAdd(a.v[1], products[1].v[i()], hn::Mul(a.v[0], products[0].v[i()]));
+            hn::Store(sum, d, to + i() * kLanes);
+            most.v[i()] = hn::Max(sum, most.v[i()]);  // never a NaN where there is a head
+          });
+        });
+      });
   ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
     hn::Store(most.v[i()], d, new_max + (first + i()) * kLanes);
   });
@@ -269,22 +265,21 @@ template <typename S>
 HWY_INLINE void PairValues(const DecodeBlock& block) {
   const DecodeProblem& problem = block.problem;
   const CacheFactor& bv = problem.bv;
-  block.ForEachToken<S>(
-      bv, 2 * problem.E,
-      [&](std::int64_t token, const S* at, std::int64_t, const float* scales)
-          ATTNOPS_INLINE_LAMBDA {
-            if constexpr (std::is_same_v<S, std::int8_t>) {
-              for (std::int64_t r = 0; r < 2; ++r) {
-                block.work.pairs.scales[2 * token + r] = scales[r * bv.scale_row];
-              }
-            }
-            ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
-                                        std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-              StorePairs(PairsOfRows(LoadPackedNumbers(at + column, n),
-                                     LoadPackedNumbers(at + bv.row + column, n)),
-                         RowOf(block.work.pairs.right, chunk, token));
-            });
-          });
+  block.ForEachToken<S>(bv, 2 * problem.E,
+                        [&](std::int64_t token, const S* at, std::int64_t,
+                            const float* scales) ATTNOPS_INLINE_LAMBDA {
+                          if constexpr (std::is_same_v<S, std::int8_t>) {
+                            for (std::int64_t r = 0; r < 2; ++r) {
+                              block.work.pairs.scales[2 * token + r] = scales[r * bv.scale_row];
+                            }
+                          }
+                          ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
+                                                      std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
+                            StorePairs(PairsOfRows(LoadPackedNumbers(at + column, n),
+                                                   LoadPackedNumbers(at + bv.row + column, n)),
+                                       RowOf(block.work.pairs.right, chunk, token));
+                          });
+                        });
 }
 
 // The weights p·av of a block, rounded, in the place of p: pairs of the ranks.
@@ -312,8 +307,8 @@ HWY_INLINE void PairWeights(const DecodeBlock& block) {
                 if constexpr (kScaled) a = Mul(a, factor);
                 const VF p = hn::Load(d, weights + v * kLanes);
                 // Where a NaN would not survive this rounding, the sum of its head is one.
-                const auto pairs = ToStored<Payload::kUpper>(Mul(a, Fill<2>(p)),
-                                                             static_cast<BFloat16*>(nullptr));
+                const auto pairs =
+                    ToStored<Payload::kUpper>(Mul(a, Fill<2>(p)), static_cast<BFloat16*>(nullptr));
                 hn::Store(hn::BitCast(d, pairs.v[0]), d, weights + v * kLanes);
               }
             };
@@ -359,8 +354,8 @@ struct TwoRankForm {
   static void MultiplyValues(const DecodeBlock& block, const Epilogue& epilogue) {
     const RankPairSpace& pairs = block.work.pairs;
     constexpr std::ptrdiff_t kSize = sizeof(float);
-    const PairLeft weights{reinterpret_cast<const char*>(pairs.weights), kSize,
-                           pairs.heads * kSize, 0};
+    const PairLeft weights{reinterpret_cast<const char*>(pairs.weights), kSize, pairs.heads * kSize,
+                           0};
     MultiplyPairs<Left::kStraight>(pairs.dot, weights, pairs.right, block.heads.size(),
                                    block.tokens.size(), ChunksOf(block.problem.E), epilogue);
   }

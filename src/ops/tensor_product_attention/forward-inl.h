@@ -130,8 +130,11 @@ void Attend(const Problem& problem, std::int64_t batch, Range heads, Range token
     const Block<T> block{problem, batch, heads, {first, first + count}, work};
     Prefetcher prefetcher;
     PrefetchBlock<T>(problem, batch, heads, first + kBlockTokens, prefetcher);
-    prefetcher.Spread(PausesOf(problem.through_rank ? problem.R : H,
-                               Padded(D) / (problem.score_dot != nullptr ? 2 : 1), count) +
+    prefetcher.Spread((problem.HasRankLanes(kLanes)
+                           ? DivideUp(count, DotTileArguments::kMaxNarrowRows) *
+                                 DivideUp(D / 2, DotTileArguments::kSteps)
+                           : PausesOf(problem.through_rank ? problem.R : H,
+                                      Padded(D) / (problem.score_dot != nullptr ? 2 : 1), count)) +
                       PausesOf(H, DivideUp(count, problem.value_dot != nullptr ? 2 : 1), E));
 
     MultiplyKeys(block, prefetcher);

@@ -33,6 +33,12 @@ struct Problem {
   // The microkernels of bfloat16 products with bk and with bv; null for float32 products.
   DotTile score_dot = nullptr;
   DotTile value_dot = nullptr;
+
+  // Whether bfloat16 scores have a lane for each rank: rows of bk are then the left operand as they
+  // are, instead of being transposed.
+  bool HasRankLanes(std::int64_t lanes) const {
+    return score_dot != nullptr && through_rank && R <= lanes && D % 2 == 0;
+  }
 };
 
 // A worker's matrices, float32. Heads and the columns of bq, q and bv are in the type's storage
@@ -41,13 +47,14 @@ struct Workspace {
   Panels aq;     // (R, heads), scaled, or (heads, R) if not through the rank
   Panels bq;     // (R, D)
   Panels q;      // (heads, D), if not through the rank
-  Panels t;      // (R or heads, block): bq·bkᵀ or q·bkᵀ
+  Panels t;      // (R or heads, block): bq·bkᵀ or q·bkᵀ; with a lane for each rank (block, R)
   Panels s;      // (block, heads): scores, then weights
   Panels right;  // (features of bk, tokens) or (block, columns of bv), tile_columns of them
   // For bfloat16 products: rows of bq, or of q, and the pairs of tokens of weights and of bv.
   Rows<BFloat16> left16;
   Panels s_pairs, v_pairs;
-  float* factor;  // of each head: multiplies the sums of the blocks before
+  Panels bq_pairs;  // (D/2, R), with a lane for each rank
+  float* factor;    // of each head: multiplies the sums of the blocks before
 };
 
 // The result of some tokens, not divided by the softmax's sum: for each head, in storage order, the

@@ -83,7 +83,7 @@ class Call {
 
   // The memory of each worker.
   struct Workspaces {
-    Matrices aq, bq, q, t, s, right, s_pairs, v_pairs;
+    Matrices aq, bq, q, t, s, right, s_pairs, v_pairs, bq_pairs;
     Arrays left16, factor;
     std::int64_t left16_stride = 0;
 
@@ -97,6 +97,7 @@ class Call {
               {reinterpret_cast<BFloat16*>(left16.At(i)), left16_stride},
               s_pairs.At(i),
               v_pairs.At(i),
+              bq_pairs.At(i),
               factor.At(i)};
     }
   };
@@ -114,6 +115,9 @@ class Call {
     if (problem_.score_dot != nullptr) {
       work.left16_stride = RoundUp(D, kernels_.chunk) + kernels_.chunk;
       plan.AddForWorkers(work.left16, (through_rank ? R : places) * work.left16_stride / 2);
+    }
+    if (problem_.HasRankLanes(kernels_.chunk / 2)) {
+      work.bq_pairs.Plan(plan, RoundUp(D, kernels_.chunk) / 2, R, kernels_.chunk);
     }
     if (problem_.value_dot != nullptr) {
       work.s_pairs.Plan(plan, kBlockTokens / 2, places, kernels_.chunk);

@@ -29,6 +29,30 @@ constexpr int kTokenRows = 8;
 constexpr int kTokenRows = std::min<int>(4, kMaxChunk);
 #endif
 
+#if !ATTNOPS_ONE_LANE
+// t = bk·bqᵀ with a lane for each rank.
+inline void MultiplyKeysByRanks(const Block<BFloat16>& block, Prefetcher& prefetcher) {
+  const Problem& problem = block.problem;
+  const Workspace& work = block.work;
+  constexpr std::int64_t kRows = DotTileArguments::kMaxNarrowRows;
+  constexpr std::ptrdiff_t kSize = sizeof(BFloat16);
+  DotTileArguments tile{};
+  tile.left_row = problem.bk.token * kSize;
+  tile.left_step = 2 * kSize;
+  tile.right = work.bq_pairs.data;
+  tile.depth = problem.D / 2;
+  tile.vectors = 1;
+  tile.sums_row = kLanes;
+  tile.prefetcher = &prefetcher;
+  for (std::int64_t first = 0; first < block.tokens.size(); first += kRows) {
+    tile.left = RowOf<BFloat16>(problem.bk, block.batch, block.tokens.begin + first);
+    tile.rows = static_cast<int>(std::min(kRows, block.tokens.size() - first));
+    tile.sums = work.t.data + first * kLanes;
+    problem.score_dot(tile);
+  }
+}
+#endif
+
 // t = bq·bkᵀ or q·bkᵀ, as many tokens as a tile has columns and some features at a time: these are
 // still in L1, transposed, when they are multiplied.
 template <typename T>
@@ -38,6 +62,11 @@ HWY_INLINE void MultiplyKeys(const Block<T>& block, Prefetcher& prefetcher) {
   const Workspace& work = block.work;
   const std::int64_t& batch = block.batch;
   const Range &heads = block.heads, &tokens = block.tokens;
+#if !ATTNOPS_ONE_LANE
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (problem.HasRankLanes(kLanes)) return MultiplyKeysByRanks(block, prefetcher);
+  }
+#endif
   constexpr std::int64_t kTileTokens = kTileChunks * kMaxChunk;
   for (std::int64_t first = 0; first < tokens.size(); first += kTileTokens) {
     const std::int64_t count = std::min(kTileTokens, tokens.size() - first);
@@ -86,17 +115,18 @@ HWY_INLINE void MultiplyKeys(const Block<T>& block, Prefetcher& prefetcher) {
 
 // s = tᵀ·aqᵀ, times ak, for chunk c of the heads. Returns the larger of `max` and the largest
 // score.
-template <typename T>
+template <bool kRankLanes, typename T>
 HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk max) {
   const Problem& problem = block.problem;
   const Range& tokens = block.tokens;
   const Workspace& work = block.work;
   const float* HWY_RESTRICT aq = RowOf(work.aq, c, 0);
   for (std::int64_t first = 0; first < tokens.size(); first += kTokenRows) {
+    constexpr std::size_t kRow = kRankLanes ? kLanes : 1;
     const Pack<2 * kTokenRows> sums = AddSteps<kTokenRows, 1>(
-        ColumnsFrom(work.t, first).data,
-        [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()); }, ChunkSize(),
-        static_cast<std::size_t>(problem.R),
+        kRankLanes ? work.t.data + first * kLanes : ColumnsFrom(work.t, first).data,
+        [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()) * kRow; },
+        kRankLanes ? 1 : ChunkSize(), static_cast<std::size_t>(problem.R),
         [&](std::size_t r) ATTNOPS_INLINE_LAMBDA { return LoadChunk(aq + r * ChunkSize()); },
         Fill<2 * kTokenRows>(0.0f));
     ForEach<kTokenRows>([&](auto row) ATTNOPS_INLINE_LAMBDA {
@@ -109,6 +139,12 @@ HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk 
     });
   }
   return max;
+}
+
+template <typename T>
+HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, const Chunk& max) {
+  return block.problem.HasRankLanes(kLanes) ? ScoresThroughRank<true>(block, c, max)
+                                            : ScoresThroughRank<false>(block, c, max);
 }
 
 // Scores through the rank may be NaN where (aq·bq)·bkᵀ is not: an infinity in bk makes infinities
@@ -165,16 +201,12 @@ HWY_INLINE Chunk ScoresOfQueries(const Block<T>& block, std::int64_t c, Chunk ma
     for (std::int64_t half = 0; half < 2; ++half) {
       const float* from = RowOf(work.t, first / chunk, c * chunk + half * kLanes) + first % chunk;
       float* to = RowOf(work.s, c, first) + half * kLanes;
-      Square square;
-      HWY_UNROLL(16)
-      for (int i = 0; i < kLanes; ++i) {
-        square.v[i] = hn::Load(d, reinterpret_cast<const std::uint32_t*>(from + i * chunk));
-      }
-      square = TransposeSquare(square);
-      HWY_UNROLL(16)
-      for (int i = 0; i < kLanes; ++i) {
-        hn::Store(square.v[i], d, reinterpret_cast<std::uint32_t*>(to + i * chunk));
-      }
+      const Square square = MakeSquare([&](int i) ATTNOPS_INLINE_LAMBDA {
+        return hn::Load(d, reinterpret_cast<const std::uint32_t*>(from + i * chunk));
+      });
+      ForEachVector(TransposeSquare(square), [&](int i, VU vector) ATTNOPS_INLINE_LAMBDA {
+        hn::Store(vector, d, reinterpret_cast<std::uint32_t*>(to + i * chunk));
+      });
     }
   }
   for (std::int64_t token = 0; token < tokens.size(); ++token) {

@@ -69,15 +69,15 @@ struct RankPairSpaces {
     plan.AddForWorkers(weights, block * heads + chunk);  // the last tile may read past the end
     plan.AddForWorkers(scales, key_rows);
     left.Plan(plan, RoundUp(problem.D, chunk) / 2, most_heads, chunk);
-    right.Plan(plan, std::max(RoundUp(problem.D, chunk) / 2, block),
-               std::max(key_rows, problem.E), chunk);
+    right.Plan(plan, std::max(RoundUp(problem.D, chunk) / 2, block), std::max(key_rows, problem.E),
+               chunk);
   }
   RankPairSpace At(std::int64_t i) const {
     if (dot == nullptr) return {};
     const auto of = [&](const Arrays& arrays) {
       return Rows<BFloat16>{reinterpret_cast<BFloat16*>(arrays.At(i)), stride};
     };
-    return {dot,        of(queries),    of(rows), left.At(i),
+    return {dot,         of(queries),   of(rows), left.At(i),
             right.At(i), weights.At(i), heads,    scales.At(i)};
   }
 };
