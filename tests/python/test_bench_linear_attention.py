@@ -56,6 +56,11 @@ def test_eager_columns_pass_the_check(decay, direction, dtype):
             assert problem_of(make_case(direction, decay, dtype), column.name) is None, column.name
 
 
+def test_a_single_token_passes_the_check():
+    """Nothing decays into it: the gradient of its decay is 0, up to the rounding of two sums."""
+    assert problem_of(make_case("bwd", "scalar", n=1), "attnops") is None
+
+
 @pytest.mark.parametrize("decay", DECAYS)
 def test_steps_pass_the_check(decay):
     for name in ("attnops", "to"):

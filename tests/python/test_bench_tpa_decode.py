@@ -1,5 +1,10 @@
 """The tables of tpa_decode: titles, costs, and columns that pass their check."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -51,6 +56,30 @@ def test_eager_columns_pass_the_check(dtype):
 @pytest.mark.parametrize("name", ["toc_up", "tonc"])
 def test_compiled_columns_pass_the_check(name):
     assert problem_of(make_case(), name) is None
+
+
+# Every column of attnops multiplies in bfloat16 then, a forced split too.
+IN_BFLOAT16 = """
+import torch, attnops
+from test_bench_tpa_decode import OPERATOR, make_case, problem_of
+
+assert attnops.effective_precision(torch.bfloat16) == "medium"
+for column in OPERATOR.columns:
+    if column.role != "peer":
+        assert problem_of(make_case(), column.name) is None, column.name
+"""
+
+
+@pytest.mark.skipif(attnops.get_target() in ("SCALAR", "EMU128"), reason="one lane has no pairs")
+def test_columns_with_bfloat16_products_pass_the_check():
+    environment = {"ATTNOPS_EMULATE_BF16": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_BFLOAT16],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_wrong_result_is_found(monkeypatch):
