@@ -154,9 +154,13 @@ HWY_INLINE void MultiplyPairedKeys(const DecodeBlock& block, bool through_rank) 
   }
 }
 
+// R_q of scores through the ranks: that of the published models, whose aq stays in registers, or any;
+// and scores from formed queries.
+constexpr int kPublishedRanks = 6, kAnyRanks = -1, kFormed = 0;
+
 // Scores of V vectors of heads from vector `first` on: for each token the sum over its ranks of ak
 // times bk·q, and the larger of `max` and the largest of them in `new_max`.
-template <typename S, int V, bool kThroughRank>
+template <typename S, int V, int kRanks>
 HWY_INLINE void ScorePairs(const DecodeBlock& block, std::int64_t first, const float* max,
                            float* new_max) {
   const DF d;
@@ -164,12 +168,19 @@ HWY_INLINE void ScorePairs(const DecodeBlock& block, std::int64_t first, const f
   const DecodeWorkspace& work = block.work;
   constexpr bool kScaled = std::is_same_v<S, std::int8_t>;
   const std::size_t size = ChunkSize();
-  const auto ranks = static_cast<std::size_t>(problem.Rq);
+  [[maybe_unused]] const auto ranks = static_cast<std::size_t>(problem.Rq);
   const std::int64_t begin = 2 * (block.heads.begin + first * kLanes);
   const std::int64_t heads = work.pairs.heads;
   float* scores = work.pairs.weights + first * kLanes;
   const float* rows[V];  // of aq, or of bk·qᵀ
-  for (int i = 0; i < V; ++i) rows[i] = VectorOf(kThroughRank ? work.aq : work.t, first + i, 0);
+  for (int i = 0; i < V; ++i) rows[i] = VectorOf(kRanks == kFormed ? work.t : work.aq, first + i, 0);
+  [[maybe_unused]] Pack<V> factors[std::max(kRanks, 1)];
+  if constexpr (kRanks > 0) {
+    ForEach<kRanks>([&](auto r) ATTNOPS_INLINE_LAMBDA {
+      factors[r()] = MakePack<V>(
+          [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::Load(d, rows[i] + r() * size); });
+    });
+  }
   Pack<V> most = MakePack<V>(
       [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::Load(d, max + (first + i) * kLanes); });
   block.ForEachToken<S>(
@@ -178,17 +189,22 @@ HWY_INLINE void ScorePairs(const DecodeBlock& block, std::int64_t first, const f
           const float* scales) ATTNOPS_INLINE_LAMBDA {
         Pack<V> products[2];
         const auto column = static_cast<std::size_t>(2 * token);
-        if constexpr (kThroughRank) {
+        if constexpr (kRanks != kFormed) {
           const float* HWY_RESTRICT p =
               work.p.data + column / size * static_cast<std::size_t>(work.p.panel) + column % size;
           products[0] = products[1] = Fill<V>(0.0f);
-          for (std::size_t r = 0; r < ranks; ++r) {
-            const VF one = hn::Set(d, p[r * size]), two = hn::Set(d, p[r * size + 1]);
-            ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-              const VF factor = hn::Load(d, rows[i()] + r * size);
-              products[0].v[i()] = hn::MulAdd(factor, one, products[0].v[i()]);
-              products[1].v[i()] = hn::MulAdd(factor, two, products[1].v[i()]);
-            });
+          const auto add = [&](std::size_t r, const Pack<V>& factor) ATTNOPS_INLINE_LAMBDA {
+            products[0] = MulAdd(factor, Fill<V>(p[r * size]), products[0]);
+            products[1] = MulAdd(factor, Fill<V>(p[r * size + 1]), products[1]);
+          };
+          if constexpr (kRanks > 0) {
+            ForEach<kRanks>([&](auto r) ATTNOPS_INLINE_LAMBDA { add(r(), factors[r()]); });
+          } else {
+            for (std::size_t r = 0; r < ranks; ++r) {
+              add(r, MakePack<V>([&](int i) ATTNOPS_INLINE_LAMBDA {
+                    return hn::Load(d, rows[i] + r * size);
+                  }));
+            }
           }
         } else {
           ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
@@ -218,20 +234,20 @@ HWY_INLINE void ScorePairs(const DecodeBlock& block, std::int64_t first, const f
   });
 }
 
-// All heads. The sums of two ranks and three vectors fit into the registers.
-template <typename S, bool kThroughRank>
+// All heads. aq and the sums of two ranks and three vectors fit into the registers.
+template <typename S, int kRanks>
 HWY_NOINLINE void ScoreAllPairs(const DecodeBlock& block, const float* max, float* new_max) {
   const std::int64_t vectors = DivideUp(block.heads.size(), kLanes);
   for (std::int64_t v = 0; v < vectors;) {
     const std::int64_t left = vectors - v;
     if (left == 3 || left > 4) {
-      ScorePairs<S, 3, kThroughRank>(block, v, max, new_max);
+      ScorePairs<S, 3, kRanks>(block, v, max, new_max);
       v += 3;
     } else if (left > 1) {
-      ScorePairs<S, 2, kThroughRank>(block, v, max, new_max);
+      ScorePairs<S, 2, kRanks>(block, v, max, new_max);
       v += 2;
     } else {
-      ScorePairs<S, 1, kThroughRank>(block, v, max, new_max);
+      ScorePairs<S, 1, kRanks>(block, v, max, new_max);
       v += 1;
     }
   }
@@ -332,10 +348,12 @@ struct TwoRankForm {
     WithPairStorage(block.problem.storage, [&](auto storage) HWY_ATTR {
       using S = typename decltype(storage)::Type;
       MultiplyPairedKeys<S>(block, through_rank);
-      if (through_rank) {
-        ScoreAllPairs<S, true>(block, max, work.max);
+      if (!through_rank) {
+        ScoreAllPairs<S, kFormed>(block, max, work.max);
+      } else if (block.problem.Rq == kPublishedRanks) {
+        ScoreAllPairs<S, kPublishedRanks>(block, max, work.max);
       } else {
-        ScoreAllPairs<S, false>(block, max, work.max);
+        ScoreAllPairs<S, kAnyRanks>(block, max, work.max);
       }
       for (std::int64_t v = 0; v < vectors; ++v) {
         const VF most = hn::Load(d, work.max + v * kLanes);
