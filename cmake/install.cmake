@@ -20,7 +20,10 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attnops-config.cmake
 # A program that is linked with the static library needs what that one uses.
 set(ATTNOPS_PC_PRIVATE -lstdc++ -lm)
 foreach(library IN LISTS ATTNOPS_OPENMP_LIBRARIES)
-  list(APPEND ATTNOPS_PC_PRIVATE -l${library})
+  if(NOT IS_ABSOLUTE "${library}")
+    string(PREPEND library -l)
+  endif()
+  list(APPEND ATTNOPS_PC_PRIVATE ${library})
 endforeach()
 if(ATTNOPS_LINK_HIGHWAY)
   list(APPEND ATTNOPS_PC_PRIVATE -lhwy)

@@ -92,12 +92,15 @@ HWY_INLINE float MakeTokenDecays(const float* logs, float* from_start, float* to
   };
   if (mask != nullptr) {
     for (std::int64_t first = 0; first < kBlockTokens; first += kGroup) {
-      alignas(64) float row[kGroupTokens] = {1.0f};
-      for (std::int64_t i = 0; i < kGroup; ++i) {
-        for (std::int64_t j = 0; j < i; ++j) row[j] *= decays[first + i];
-        row[i] = 1.0f;
-        for (std::int64_t j = 0; j < kGroup; j += lanes) {
-          hn::StoreU(hn::Load(d, row + j), d, mask_at(first + i, first + j));
+      for (std::int64_t j = 0; j < kGroup; j += lanes) {
+        const auto column = hn::Iota(d, static_cast<float>(j));
+        auto row = hn::Zero(d);
+        for (std::int64_t i = 0; i < kGroup; ++i) {
+          const auto diagonal = hn::Set(d, static_cast<float>(i));
+          row = hn::Mul(row, hn::Set(d, decays[first + i]));
+          row = hn::IfThenElseZero(hn::Lt(column, diagonal), row);
+          row = hn::IfThenElse(hn::Eq(column, diagonal), hn::Set(d, 1.0f), row);
+          hn::StoreU(row, d, mask_at(first + i, first + j));
         }
       }
     }
