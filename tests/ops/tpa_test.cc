@@ -177,6 +177,16 @@ TEST(TpaDecodeRanks, PairsOfRanks) {
   }
 }
 
+TEST(TpaDecodeRanks, SameBitsWithGaps) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    TpaRanksSpec spec = DecodeSpecs(dtype)[0];
+    TpaRanksCase dense(spec);
+    spec.gaps = true;
+    TpaRanksCase apart(spec);
+    EXPECT_TRUE(apart.DecodeBits(TpaSplit::kAuto) == dense.DecodeBits(TpaSplit::kAuto));
+  }
+}
+
 TEST(TpaDecodeRanks, InfiniteKeysAsInTheOtherOrder) {
   const DotTileEmulation emulation;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "src/gemm/epilogues-inl.h"
@@ -73,6 +74,28 @@ HWY_INLINE VU LoadPackedNumbers(const S* from, std::size_t n) {
   } else {
     return LoadPackedN(from, n);
   }
+}
+
+// Calls f(token, from, readable, scales) with the factors of the block's heads, pair after pair.
+template <typename S, class F>
+HWY_INLINE void ForEachTokenOfHeads(const DecodeBlock& block, const CacheFactor& factor,
+                                    const F& f) {
+  const std::int64_t heads = block.heads.size(), begin = block.heads.begin * factor.row;
+  block.ForEachToken<S>(factor, 2 * block.problem.H,
+                        [&](std::int64_t token, const S* at, std::int64_t readable,
+                            const float* scales) ATTNOPS_INLINE_LAMBDA {
+                          const S* from = at + begin;
+                          readable -= begin;
+                          if (HWY_UNLIKELY(factor.row != 2)) {
+                            auto* pairs = reinterpret_cast<S*>(block.work.row);
+                            for (std::int64_t h = 0; h < heads; ++h) {
+                              std::memcpy(pairs + 2 * h, from + h * factor.row, 2 * sizeof(S));
+                            }
+                            from = pairs;
+                            readable = 2 * heads;
+                          }
+                          f(token, from, readable, scales);
+                        });
 }
 
 // Vector v of a row of a matrix whose columns are heads.
@@ -154,8 +177,8 @@ HWY_INLINE void MultiplyPairedKeys(const DecodeBlock& block, bool through_rank) 
   }
 }
 
-// R_q of scores through the ranks: that of the published models, whose aq stays in registers, or any;
-// and scores from formed queries.
+// R_q of scores through the ranks: that of the published models, whose aq stays in registers, or
+// any; and scores from formed queries.
 constexpr int kPublishedRanks = 6, kAnyRanks = -1, kFormed = 0;
 
 // Scores of V vectors of heads from vector `first` on: for each token the sum over its ranks of ak
@@ -169,11 +192,12 @@ HWY_INLINE void ScorePairs(const DecodeBlock& block, std::int64_t first, const f
   constexpr bool kScaled = std::is_same_v<S, std::int8_t>;
   const std::size_t size = ChunkSize();
   [[maybe_unused]] const auto ranks = static_cast<std::size_t>(problem.Rq);
-  const std::int64_t begin = 2 * (block.heads.begin + first * kLanes);
+  const std::int64_t begin = 2 * first * kLanes;
   const std::int64_t heads = work.pairs.heads;
   float* scores = work.pairs.weights + first * kLanes;
   const float* rows[V];  // of aq, or of bk·qᵀ
-  for (int i = 0; i < V; ++i) rows[i] = VectorOf(kRanks == kFormed ? work.t : work.aq, first + i, 0);
+  for (int i = 0; i < V; ++i)
+    rows[i] = VectorOf(kRanks == kFormed ? work.t : work.aq, first + i, 0);
   [[maybe_unused]] Pack<V> factors[std::max(kRanks, 1)];
   if constexpr (kRanks > 0) {
     ForEach<kRanks>([&](auto r) ATTNOPS_INLINE_LAMBDA {
@@ -183,8 +207,8 @@ HWY_INLINE void ScorePairs(const DecodeBlock& block, std::int64_t first, const f
   }
   Pack<V> most = MakePack<V>(
       [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::Load(d, max + (first + i) * kLanes); });
-  block.ForEachToken<S>(
-      problem.ak, 2 * problem.H,
+  ForEachTokenOfHeads<S>(
+      block, problem.ak,
       [&](std::int64_t token, const S* at, std::int64_t readable,
           const float* scales) ATTNOPS_INLINE_LAMBDA {
         Pack<V> products[2];
@@ -306,9 +330,8 @@ HWY_INLINE void PairWeights(const DecodeBlock& block) {
   const DecodeWorkspace& work = block.work;
   constexpr bool kScaled = std::is_same_v<S, std::int8_t>;
   const std::int64_t vectors = DivideUp(block.heads.size(), kLanes);
-  const std::int64_t begin = 2 * block.heads.begin;
-  block.ForEachToken<S>(
-      problem.av, 2 * problem.H,
+  ForEachTokenOfHeads<S>(
+      block, problem.av,
       [&](std::int64_t token, const S* at, std::int64_t readable, const float* scales)
           ATTNOPS_INLINE_LAMBDA {
             [[maybe_unused]] Chunk factor;
@@ -328,7 +351,7 @@ HWY_INLINE void PairWeights(const DecodeBlock& block) {
                 hn::Store(hn::BitCast(d, pairs.v[0]), d, weights + v * kLanes);
               }
             };
-            WithTwoRanks(at + begin, readable - begin, vectors, weigh);
+            WithTwoRanks(at, readable, vectors, weigh);
           });
 }
 

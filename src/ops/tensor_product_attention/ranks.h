@@ -59,10 +59,10 @@ struct DecodeProblem {
                ? batch
                : sequences.page_table[batch * sequences.table_stride + token / page_size];
   }
-  // Whether the two ranks of a token are a pair along the summed axis of bfloat16 products: heads
-  // of ak and av follow one another, and no number needs rounding.
+  // Whether the two ranks of a token are a pair along the summed axis of bfloat16 products, and no
+  // number of the cache needs rounding.
   bool InRankPairs() const {
-    return dot != nullptr && Rk == 2 && Rv == 2 && ak.row == 2 && av.row == 2 &&
+    return dot != nullptr && Rk == 2 && Rv == 2 &&
            (storage == Storage::kBFloat16 || storage == Storage::kInt8);
   }
   // Tokens of a block: their rows of weights and a tile's columns of bv stay in L1.
