@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "src/gemm/epilogues-inl.h"
@@ -22,6 +21,7 @@
 #include "src/gemm/pairs-inl.h"
 #include "src/ops/tensor_product_attention/decode_block-inl.h"
 #include "src/ops/tensor_product_attention/forward-inl.h"
+#include "src/ops/tensor_product_attention/rank_pairs-inl.h"
 #include "src/rowops/softmax-inl.h"
 #include "src/simd/capabilities-inl.h"
 
@@ -30,78 +30,6 @@ namespace attnops::tensor_product_attention {
 namespace HWY_NAMESPACE {
 
 #if !ATTNOPS_ONE_LANE
-
-// f(TypeTag<S>()) with the element type of a cache that has pairs.
-template <class F>
-HWY_INLINE void WithPairStorage(Storage storage, const F& f) {
-  if (storage == Storage::kInt8) return f(TypeTag<std::int8_t>());
-  f(TypeTag<BFloat16>());
-}
-
-// The factors of a vector of heads, two ranks each: the first ranks and the second ones. n of the
-// numbers are loaded; heads that they do not contain get 0.
-template <typename S>
-HWY_INLINE Chunk LoadTwoRanks(const S* from, std::size_t n) {
-  if constexpr (std::is_same_v<S, std::int8_t>) {
-    return LoadBytePairs(from, n);
-  } else {
-    return SplitPacked<S>(LoadPackedN(from, n));
-  }
-}
-// Calls f(load), where load(i) gives those of vector i of a token, of which `readable` numbers may
-// be loaded. Nearly always they are whole vectors.
-template <typename S, class F>
-HWY_INLINE void WithTwoRanks(const S* from, std::int64_t readable, std::int64_t vectors,
-                             const F& f) {
-  const auto size = static_cast<std::int64_t>(ChunkSize());
-  if (HWY_LIKELY(vectors * size <= readable)) {
-    f([&](std::int64_t i)
-          ATTNOPS_INLINE_LAMBDA { return LoadTwoRanks(from + i * size, ChunkSize()); });
-  } else {
-    f([&](std::int64_t i) ATTNOPS_INLINE_LAMBDA {
-      const std::int64_t n = std::clamp<std::int64_t>(readable - i * size, 0, size);
-      return LoadTwoRanks(from + i * size, static_cast<std::size_t>(n));
-    });
-  }
-}
-// n numbers of a row as bfloat16, two in each lane; the others are 0. No int8 needs rounding.
-template <typename S>
-HWY_INLINE VU LoadPackedNumbers(const S* from, std::size_t n) {
-  if constexpr (std::is_same_v<S, std::int8_t>) {
-    const Chunk pairs = LoadBytePairs(from, n);
-    const VU second = hn::And(hn::BitCast(DU(), pairs.v[1]), hn::Set(DU(), 0xffff0000u));
-    return hn::Or(second, hn::ShiftRight<16>(hn::BitCast(DU(), pairs.v[0])));
-  } else {
-    return LoadPackedN(from, n);
-  }
-}
-
-// Calls f(token, from, readable, scales) with the factors of the block's heads, pair after pair.
-template <typename S, class F>
-HWY_INLINE void ForEachTokenOfHeads(const DecodeBlock& block, const CacheFactor& factor,
-                                    const F& f) {
-  const std::int64_t heads = block.heads.size(), begin = block.heads.begin * factor.row;
-  block.ForEachToken<S>(factor, 2 * block.problem.H,
-                        [&](std::int64_t token, const S* at, std::int64_t readable,
-                            const float* scales) ATTNOPS_INLINE_LAMBDA {
-                          const S* from = at + begin;
-                          readable -= begin;
-                          if (HWY_UNLIKELY(factor.row != 2)) {
-                            auto* pairs = reinterpret_cast<S*>(block.work.row);
-                            for (std::int64_t h = 0; h < heads; ++h) {
-                              std::memcpy(pairs + 2 * h, from + h * factor.row, 2 * sizeof(S));
-                            }
-                            from = pairs;
-                            readable = 2 * heads;
-                          }
-                          f(token, from, readable, scales);
-                        });
-}
-
-// Vector v of a row of a matrix whose columns are heads.
-HWY_INLINE float* VectorOf(const Panels& matrix, std::int64_t v, std::int64_t row) {
-  return RowOf(matrix, v / 2, row) + v % 2 * kLanes;
-}
 
 // bq rounded to bfloat16: (R_q, D).
 inline void RoundQueryRows(const DecodeProblem& problem, std::int64_t batch,
