@@ -72,7 +72,11 @@ for column in OPERATOR.columns:
 
 @pytest.mark.skipif(attnops.get_target() in ("SCALAR", "EMU128"), reason="one lane has no pairs")
 def test_columns_with_bfloat16_products_pass_the_check():
-    environment = {"ATTNOPS_EMULATE_BF16": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {
+        "ATTNOPS_EMULATE_BF16": "1",
+        "ATTNOPS_PRECISION": "auto",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
     done = subprocess.run(
         [sys.executable, "-c", IN_BFLOAT16],
         env={**os.environ, **environment},
