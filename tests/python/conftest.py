@@ -10,11 +10,19 @@ import torch
 # rounding. What bfloat16 products may be off by is in test_precision.py and in the C++ tests.
 os.environ["ATTNOPS_PRECISION"] = "highest"
 
+import attnops  # noqa: E402
+
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """The same random numbers in every run and order."""
     torch.manual_seed(2024)
+
+
+@pytest.fixture(autouse=True)
+def float32_products() -> None:
+    """What a test before, or the bench's worker in this process, may have changed."""
+    attnops.set_precision(os.environ["ATTNOPS_PRECISION"])
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ def test_example(name):
     found = doctest.DocTestFinder(recurse=False).find(value, name, globs={})
     assert any(test.examples for test in found), f"{name} has no example"
     precision, target = attnops.get_precision(), attnops.get_target()
+    attnops.set_precision("auto")  # a user's
     try:
         for test in found:
             out: list[str] = []
