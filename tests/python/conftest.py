@@ -10,7 +10,7 @@ import torch
 # rounding. What bfloat16 products may be off by is in test_precision.py and in the C++ tests.
 os.environ["ATTNOPS_PRECISION"] = "highest"
 
-import attnops  # noqa: E402
+import attnops
 
 
 @pytest.fixture(autouse=True)
