@@ -7,7 +7,7 @@ import pytest
 import torch
 
 # Float32 products on every CPU, in the programs that tests start too: bounds are those of one
-# rounding. What bfloat16 products may be off by is in test_precision.py and in the C++ tests.
+# rounding. The errors of bfloat16 products are tested in test_precision.py and in C++.
 os.environ["ATTNOPS_PRECISION"] = "highest"
 
 import attnops
@@ -21,7 +21,7 @@ def fixed_seed() -> None:
 
 @pytest.fixture(autouse=True)
 def float32_products() -> None:
-    """What a test before, or the bench's worker in this process, may have changed."""
+    """The default of the process, which a test before or the bench's worker may have changed."""
     attnops.set_precision(os.environ["ATTNOPS_PRECISION"])
 
 
