@@ -16,21 +16,24 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 struct Buffer {
-  void* data;
+  char* data;
   std::size_t bytes;
 };
 
+char* MapAnonymous(void* at, std::size_t bytes, int flags) {
+  void* data =
+      mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<char*>(data);
+}
+
 Buffer Map(std::size_t bytes) {
   // One huge page more, to cut an aligned buffer out of.
-  const std::size_t mapped = bytes + kHugePage;
-  void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (start == MAP_FAILED) throw std::bad_alloc();
-  const auto address = reinterpret_cast<std::uintptr_t>(start);
-  const std::uintptr_t aligned = (address + kHugePage - 1) / kHugePage * kHugePage;
-  const std::size_t before = aligned - address;
+  char* start = MapAnonymous(nullptr, bytes + kHugePage, 0);
+  const std::size_t before = -reinterpret_cast<std::uintptr_t>(start) % kHugePage;
+  char* data = start + before;
   if (before != 0) munmap(start, before);
-  void* data = reinterpret_cast<void*>(aligned);
-  if (before != kHugePage) munmap(static_cast<char*>(data) + bytes, kHugePage - before);
+  munmap(data + bytes, kHugePage - before);
   madvise(data, bytes, MADV_HUGEPAGE);
   return {data, bytes};
 }
@@ -39,11 +42,29 @@ void Unmap(const std::vector<Buffer>& buffers) {
   for (const Buffer& buffer : buffers) munmap(buffer.data, buffer.bytes);
 }
 
+// The huge pages of `from` become the first ones of `to`: the kernel changes its page
+// tables, and neither clears nor copies. Page by page, as one call may not cross from
+// what was mapped at once to its neighbour. A page that cannot be moved (the kernel's
+// number of mappings is limited) goes back, and a new one takes its place.
+void MovePages(const std::vector<Buffer>& from, const Buffer& to) {
+  char* target = to.data;
+  for (const Buffer& buffer : from) {
+    for (std::size_t i = 0; i < buffer.bytes; i += kHugePage, target += kHugePage) {
+      char* page = buffer.data + i;
+      if (mremap(page, kHugePage, kHugePage, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED) {
+        munmap(page, kHugePage);
+        MapAnonymous(target, kHugePage, MAP_FIXED);
+        madvise(target, kHugePage, MADV_HUGEPAGE);
+      }
+    }
+  }
+}
+
 class Pool {
  public:
   void* Allocate(std::size_t bytes) {
     bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    std::vector<Buffer> evicted;
+    std::vector<Buffer> given_up;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       // The smallest that is large enough and wastes no more than a quarter.
@@ -61,16 +82,16 @@ class Pool {
         Use(buffer);
         return buffer.data;
       }
-      // Room for the new one is made before it is mapped, oldest first.
-      const std::size_t limit = std::max(most_used_, used_bytes_ + bytes);
-      while (!kept_.empty() && used_bytes_ + bytes + kept_bytes_ > limit) {
-        evicted.push_back(kept_.front());
-        kept_bytes_ -= kept_.front().bytes;
-        kept_.erase(kept_.begin());
-      }
+      given_up = GiveUpFor(bytes);
     }
-    Unmap(evicted);
-    const Buffer buffer = Map(bytes);
+    Buffer buffer;
+    try {
+      buffer = Map(bytes);
+    } catch (const std::bad_alloc&) {
+      Unmap(given_up);
+      throw;
+    }
+    MovePages(given_up, buffer);
     const std::lock_guard<std::mutex> lock(mutex_);
     Use(buffer);
     return buffer.data;
@@ -81,7 +102,7 @@ class Pool {
     const auto it = used_.find(data);
     used_bytes_ -= it->second;
     kept_bytes_ += it->second;
-    kept_.push_back({data, it->second});
+    kept_.push_back({static_cast<char*>(data), it->second});
     used_.erase(it);
   }
 
@@ -97,6 +118,24 @@ class Pool {
   }
 
  private:
+  // What must go before `bytes` more are in use, oldest first. It is never more than
+  // `bytes`, since what is in use and kept is within the limit before.
+  std::vector<Buffer> GiveUpFor(std::size_t bytes) {
+    const std::size_t limit = std::max(most_used_, used_bytes_ + bytes);
+    std::vector<Buffer> given_up;
+    while (used_bytes_ + bytes + kept_bytes_ > limit) {
+      Buffer& oldest = kept_.front();
+      const std::size_t part =
+          std::min(oldest.bytes, used_bytes_ + bytes + kept_bytes_ - limit);
+      given_up.push_back({oldest.data, part});
+      oldest.data += part;
+      oldest.bytes -= part;
+      kept_bytes_ -= part;
+      if (oldest.bytes == 0) kept_.erase(kept_.begin());
+    }
+    return given_up;
+  }
+
   void Use(const Buffer& buffer) {
     used_.emplace(buffer.data, buffer.bytes);
     kept_.reserve(kept_.size() + used_.size());  // so that Free, called by destructors, cannot fail
