@@ -18,9 +18,10 @@ constexpr std::int64_t kHeadTableBytes = 16 << 10;
 constexpr std::int64_t kStreamBytes = 4 << 20;
 // Calls below this size are not worth waking a thread for.
 constexpr std::int64_t kSerialBytes = 64 << 10;
-// Going through the batches token by token (Problem::by_batch) pays from this size of the output
-// on, which does not fit the caches, and with at least so many batches. A task then has at most
-// kRunBlocks consecutive blocks of a head.
+// Going through batches token by token (Problem::by_batch) pays from this size of the output on,
+// which does not fit the caches. So many batches are taken at a time, through at most kRunBlocks
+// consecutive blocks of a head: the hardware follows fewer streams at once better, which is worth
+// making the tables anew for each group of batches.
 constexpr std::int64_t kByBatchBytes = 32 << 20;
 constexpr std::int64_t kByBatchStreams = 4;
 constexpr std::int64_t kRunBlocks = 16;
@@ -59,10 +60,14 @@ void RunBlocks(const Work& work) {
     const std::int64_t undivided = task / shares;
     const std::int64_t group = by_batch ? undivided / runs : undivided % groups;
     const std::int64_t first = (by_batch ? undivided % runs : undivided / groups) * run;
-    for (std::int64_t block = first; block < std::min(first + run, blocks); ++block) {
-      work.Apply(work.RegionOf(block, group, 0, work.problem.H, B * share / shares,
-                               B * (share + 1) / shares),
-                 worker, {});
+    const std::int64_t end = B * (share + 1) / shares;
+    const std::int64_t streams = by_batch ? kByBatchStreams : end;
+    for (std::int64_t batch = B * share / shares; batch < end; batch += streams) {
+      for (std::int64_t block = first; block < std::min(first + run, blocks); ++block) {
+        work.Apply(work.RegionOf(block, group, 0, work.problem.H, batch,
+                                 std::min(end, batch + streams)),
+                   worker, {});
+      }
     }
   });
 }
