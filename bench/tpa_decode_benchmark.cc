@@ -96,7 +96,7 @@ int Register() {
     benchmark::RegisterBenchmark(name.c_str(),
                                  [dtype](benchmark::State& state) { RunRanks(state, dtype); })
         ->ArgNames({"B", "M", "H"})
-        ->ArgsProduct({{1, 8}, {4096, 16384}, {34, 47, 61, 78}})
+        ->ArgsProduct({{1, 8, 32}, {512, 4096, 16384}, {34, 47, 61, 78}})
         ->UseRealTime()
         ->Unit(benchmark::kMillisecond);
   }

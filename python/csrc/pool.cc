@@ -21,8 +21,7 @@ struct Buffer {
 };
 
 char* MapAnonymous(void* at, std::size_t bytes, int flags) {
-  void* data =
-      mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+  void* data = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
   if (data == MAP_FAILED) throw std::bad_alloc();
   return static_cast<char*>(data);
 }
@@ -125,8 +124,7 @@ class Pool {
     std::vector<Buffer> given_up;
     while (used_bytes_ + bytes + kept_bytes_ > limit) {
       Buffer& oldest = kept_.front();
-      const std::size_t part =
-          std::min(oldest.bytes, used_bytes_ + bytes + kept_bytes_ - limit);
+      const std::size_t part = std::min(oldest.bytes, used_bytes_ + bytes + kept_bytes_ - limit);
       given_up.push_back({oldest.data, part});
       oldest.data += part;
       oldest.bytes -= part;

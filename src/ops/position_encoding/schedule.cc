@@ -64,9 +64,9 @@ void RunBlocks(const Work& work) {
     const std::int64_t streams = by_batch ? kByBatchStreams : end;
     for (std::int64_t batch = B * share / shares; batch < end; batch += streams) {
       for (std::int64_t block = first; block < std::min(first + run, blocks); ++block) {
-        work.Apply(work.RegionOf(block, group, 0, work.problem.H, batch,
-                                 std::min(end, batch + streams)),
-                   worker, {});
+        work.Apply(
+            work.RegionOf(block, group, 0, work.problem.H, batch, std::min(end, batch + streams)),
+            worker, {});
       }
     }
   });

@@ -133,8 +133,9 @@ struct AnyRanksForm {
   // What the products of a sequence take, beside aq.
   static void Prepare(const DecodeProblem& problem, std::int64_t batch, Range heads,
                       bool through_rank, const DecodeWorkspace& work) {
-    if (through_rank) return LoadQueryRows(problem, batch, work);
-    FormQueries(problem, batch, heads, work);
+    if (!through_rank) return FormQueries(problem, batch, heads, work);
+    LoadQueryFactors(problem, batch, heads, problem.score_scale, work);
+    LoadQueryRows(problem, batch, work);
   }
   // The weights of a block; new maxima and the sums of the block in the workspace. Returns whether
   // all of them are numbers.
@@ -163,7 +164,6 @@ HWY_INLINE void WithForm([[maybe_unused]] const DecodeProblem& problem, const F&
 
 inline void PrepareDecode(const DecodeProblem& problem, std::int64_t batch, Range heads,
                           const DecodeWorkspace& work) {
-  if (problem.through_rank) LoadQueryFactors(problem, batch, heads, work);
   WithForm(problem, [&](auto form) HWY_ATTR {
     form.Prepare(problem, batch, heads, problem.through_rank, work);
   });

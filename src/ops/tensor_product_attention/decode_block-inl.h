@@ -82,16 +82,16 @@ inline void FormQueries(const DecodeProblem& problem, std::int64_t batch, Range 
   });
 }
 
-// aq as a matrix, scaled: (R_q, heads).
+// aq as a matrix, times `scale`: (R_q, heads).
 inline void LoadQueryFactors(const DecodeProblem& problem, std::int64_t batch, Range heads,
-                             const DecodeWorkspace& work) {
+                             float scale, const DecodeWorkspace& work) {
   FillZero(work.aq, problem.Rq, heads.size());
   WithType(problem.dtype, [&](auto tag) HWY_ATTR {
     using T = typename decltype(tag)::Type;
     for (std::int64_t h = 0; h < heads.size(); ++h) {
       const T* aq = RowAt<T>(problem.aq, batch, heads.begin + h, 0);
       for (std::int64_t r = 0; r < problem.Rq; ++r) {
-        *ElementOf(work.aq, r, h) = problem.score_scale * ToFloat(aq[r]);
+        *ElementOf(work.aq, r, h) = scale * ToFloat(aq[r]);
       }
     }
   });

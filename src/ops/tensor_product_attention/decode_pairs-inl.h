@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "src/gemm/epilogues-inl.h"
@@ -22,6 +23,7 @@
 #include "src/ops/tensor_product_attention/decode_block-inl.h"
 #include "src/ops/tensor_product_attention/forward-inl.h"
 #include "src/ops/tensor_product_attention/rank_pairs-inl.h"
+#include "src/ops/tensor_product_attention/rank_pairs.h"
 #include "src/rowops/softmax-inl.h"
 #include "src/simd/capabilities-inl.h"
 
@@ -31,44 +33,58 @@ namespace HWY_NAMESPACE {
 
 #if !ATTNOPS_ONE_LANE
 
-// bq rounded to bfloat16: (R_q, D).
-inline void RoundQueryRows(const DecodeProblem& problem, std::int64_t batch,
-                           const DecodeWorkspace& work) {
+// bq and aq as RankScores takes them, rounded to bfloat16.
+inline void PrepareRanks(const DecodeProblem& problem, std::int64_t batch, Range heads,
+                         const DecodeWorkspace& work) {
+  constexpr std::int64_t kRanks = RankScores::kRanks, kFeatures = RankScores::kFeatures;
+  constexpr std::int64_t kPlaces = RankScores::kLanes;
+  const RankPairSpace& to = work.pairs;
+  const std::int64_t steps = DivideUp(problem.D, kFeatures);
+  std::fill_n(to.bq, DivideUp(problem.Rq, kRanks) * steps * kPlaces, 0u);
   WithType(problem.dtype, [&](auto tag) HWY_ATTR {
     using T = typename decltype(tag)::Type;
     for (std::int64_t r = 0; r < problem.Rq; ++r) {
       const T* bq = RowAt<T>(problem.bq, batch, r, 0);
+      std::fill_n(work.row, steps * kFeatures, 0.0f);
       for (std::int64_t i = 0; i < problem.D; ++i) work.row[i] = ToFloat(bq[i]);
-      ForEachChunk(problem.D,
-                   [&](std::int64_t column, std::size_t n, std::int64_t) ATTNOPS_INLINE_LAMBDA {
-                     StoreChunk<Payload::kAny>(LoadFloatsAs<BFloat16>(work.row + column, n),
-                                               work.pairs.queries[r] + column);
-                   });
+      for (std::int64_t i = 0; i < steps * kFeatures; i += 2) {
+        to.bq[(r / kRanks * steps + i / kFeatures) * kPlaces + r % kRanks * 2 + i / 2 % 2] =
+            RoundToPair(work.row[i], work.row[i + 1]);
+      }
     }
   });
+  LoadQueryFactors(problem, batch, heads, 1.0f, work);
+  const std::int64_t pairs = DivideUp(problem.Rq, 2);
+  for (std::int64_t h = 0; h < RoundUp(heads.size(), kPlaces); ++h) {
+    const auto at = [&](std::int64_t r) HWY_ATTR {
+      return h < heads.size() && r < problem.Rq ? *ElementOf(work.aq, r, h) : 0.0f;
+    };
+    for (std::int64_t r = 0; r < pairs; ++r) {
+      to.aq[(h / kPlaces * pairs + r) * kPlaces + h % kPlaces] =
+          RoundToPair(at(2 * r), at(2 * r + 1));
+    }
+  }
 }
 
-// The rows (token, rank) of bk as bfloat16: those of the cache, if they are one matrix there, else
-// a copy. int8 is not yet multiplied by its scales; work.pairs.scales gets them.
+// The rows (token, rank) of bk as bfloat16: those of the cache, if they are one matrix of whole
+// steps there, else a copy. int8 is not yet multiplied by its scales; work.pairs.scales gets them.
 template <typename S>
 HWY_INLINE Rows<const BFloat16> KeyRows(const DecodeBlock& block) {
   const DecodeProblem& problem = block.problem;
   const CacheFactor& bk = problem.bk;
+  if constexpr (std::is_same_v<S, BFloat16>) {
+    if (problem.sequences.page_table == nullptr && bk.token == 2 * bk.row &&
+        problem.D % RankScores::kFeatures == 0) {
+      return {
+          static_cast<const S*>(bk.data) + block.batch * bk.page + block.tokens.begin * bk.token,
+          bk.row};
+    }
+  }
   const Rows<BFloat16>& copy = block.work.pairs.rows;
-  Rows<const BFloat16> rows{copy.data, copy.stride};
-  bool found = false;
   block.ForEachToken<S>(
       bk, 2 * problem.D,
       [&](std::int64_t token, const S* at, std::int64_t, const float* scales)
           ATTNOPS_INLINE_LAMBDA {
-            if constexpr (std::is_same_v<S, BFloat16>) {
-              if (found) return;
-              if (problem.sequences.page_table == nullptr && bk.token == 2 * bk.row) {
-                rows = {at, bk.row};
-                found = true;
-                return;
-              }
-            }
             for (std::int64_t r = 0; r < 2; ++r) {
               if constexpr (std::is_same_v<S, std::int8_t>) {
                 block.work.pairs.scales[2 * token + r] = scales[r * bk.scale_row];
@@ -80,128 +96,100 @@ HWY_INLINE Rows<const BFloat16> KeyRows(const DecodeBlock& block) {
               });
             }
           });
-  return rows;
+  return {copy.data, copy.stride};
 }
 
-// bq·bkᵀ in work.p, (R_q, (token, rank)), or bk·qᵀ in work.t, ((token, rank), heads).
+// The addresses of the factors of a block's heads, pair after pair.
 template <typename S>
-HWY_INLINE void MultiplyPairedKeys(const DecodeBlock& block, bool through_rank) {
-  const DecodeProblem& problem = block.problem;
-  const DecodeWorkspace& work = block.work;
-  const Rows<const BFloat16> keys = KeyRows<S>(block);
-  const std::int64_t rows = 2 * block.tokens.size();
-  Prefetcher nothing;
-  if (through_rank) {
-    const Rows<const BFloat16> queries{work.pairs.queries.data, work.pairs.queries.stride};
-    LoadTransposedPairs(keys.data, keys.stride, rows, problem.D, work.pairs.right);
-    MultiplyPairs<Left::kStraight>(work.pairs.dot, PairLeft::OfRows(queries), work.pairs.right,
-                                   problem.Rq, DivideUp(problem.D, 2), ChunksOf(rows),
-                                   AddToMatrix{work.p, false, nothing});
-  } else {
-    const LeftPairs left = LeftOfRows(keys, rows, problem.D, work.pairs.rows);
-    MultiplyPairs<Left::kStraight>(work.pairs.dot, left.left, work.pairs.left, rows, left.depth,
-                                   ChunksOf(block.heads.size()),
-                                   AddToMatrix{work.t, false, nothing});
+struct HeadRows {
+  const void* rows[kBlockTokens];
+
+  HeadRows(const DecodeBlock& block, const CacheFactor& factor) {
+    const std::int64_t heads = block.heads.size(), begin = block.heads.begin * factor.row;
+    block.ForEachToken<S>(
+        factor, 2 * block.problem.H,
+        [&](std::int64_t token, const S* at, std::int64_t, const float*) ATTNOPS_INLINE_LAMBDA {
+          rows[token] = at + begin;
+          if (HWY_LIKELY(factor.row == 2)) return;
+          auto* pairs =
+              reinterpret_cast<S*>(block.work.pairs.factors + token * block.work.pairs.heads);
+          for (std::int64_t h = 0; h < heads; ++h) {
+            std::memcpy(pairs + 2 * h, at + begin + h * factor.row, 2 * sizeof(S));
+          }
+          rows[token] = pairs;
+        });
   }
+  HeadPairs Of(const DecodeBlock& block) const {
+    return {rows, std::is_same_v<S, std::int8_t>, block.heads.size()};
+  }
+};
+
+// Multiplies work.pairs.scales, which are of rows of bk or bv, by the scales of their tokens in ak
+// or av.
+HWY_INLINE void ScaleByTokens(const DecodeBlock& block, const CacheFactor& factor) {
+  block.ForEachToken<std::int8_t>(factor, 2 * block.problem.H,
+                                  [&](std::int64_t token, const std::int8_t*, std::int64_t,
+                                      const float* scales) ATTNOPS_INLINE_LAMBDA {
+                                    for (int r = 0; r < 2; ++r)
+                                      block.work.pairs.scales[2 * token + r] *= *scales;
+                                  });
 }
 
-// R_q of scores through the ranks: that of the published models, whose aq stays in registers, or
-// any; and scores from formed queries.
-constexpr int kPublishedRanks = 6, kAnyRanks = -1, kFormed = 0;
+// Scores through the ranks.
+template <typename S>
+HWY_NOINLINE void ScoreThroughRanks(const DecodeBlock& block, const float* max, float* new_max) {
+  const DecodeProblem& problem = block.problem;
+  const RankPairSpace& pairs = block.work.pairs;
+  const std::int64_t tokens = block.tokens.size();
+  const Rows<const BFloat16> keys = KeyRows<S>(block);
+  if constexpr (std::is_same_v<S, std::int8_t>) {
+    ScaleByTokens(block, problem.ak);
+    for (std::int64_t i = 0; i < 2 * tokens; ++i) pairs.scales[i] *= problem.score_scale;
+  } else {
+    std::fill_n(pairs.scales, 2 * tokens, problem.score_scale);
+  }
+  const HeadRows<S> ak(block, problem.ak);
+  RankPairsFor(pairs.dot).score({tokens, keys.data, keys.stride,
+                                 DivideUp(problem.D, RankScores::kFeatures), problem.Rq, pairs.bq,
+                                 pairs.aq, pairs.scales, pairs.products, ak.Of(block),
+                                 pairs.weights, pairs.heads, max, new_max});
+}
 
-// Scores of V vectors of heads from vector `first` on: for each token the sum over its ranks of ak
-// times bk·q, and the larger of `max` and the largest of them in `new_max`.
-template <typename S, int V, int kRanks>
-HWY_INLINE void ScorePairs(const DecodeBlock& block, std::int64_t first, const float* max,
-                           float* new_max) {
+// Scores of a vector of heads from formed queries, s = Σ ak·t over the ranks with t = bk·qᵀ, and
+// the larger of `max` and the largest of them in `new_max`.
+template <typename S>
+HWY_NOINLINE void ScoreFormed(const DecodeBlock& block, const float* max, float* new_max) {
   const DF d;
   const DecodeProblem& problem = block.problem;
   const DecodeWorkspace& work = block.work;
   constexpr bool kScaled = std::is_same_v<S, std::int8_t>;
-  const std::size_t size = ChunkSize();
-  [[maybe_unused]] const auto ranks = static_cast<std::size_t>(problem.Rq);
-  const std::int64_t begin = 2 * first * kLanes;
-  const std::int64_t heads = work.pairs.heads;
-  float* scores = work.pairs.weights + first * kLanes;
-  const float* rows[V];  // of aq, or of bk·qᵀ
-  for (int i = 0; i < V; ++i)
-    rows[i] = VectorOf(kRanks == kFormed ? work.t : work.aq, first + i, 0);
-  [[maybe_unused]] Pack<V> factors[std::max(kRanks, 1)];
-  if constexpr (kRanks > 0) {
-    ForEach<kRanks>([&](auto r) ATTNOPS_INLINE_LAMBDA {
-      factors[r()] = MakePack<V>(
-          [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::Load(d, rows[i] + r() * size); });
-    });
-  }
-  Pack<V> most = MakePack<V>(
-      [&](int i) ATTNOPS_INLINE_LAMBDA { return hn::Load(d, max + (first + i) * kLanes); });
-  ForEachTokenOfHeads<S>(
-      block, problem.ak,
-      [&](std::int64_t token, const S* at, std::int64_t readable,
-          const float* scales) ATTNOPS_INLINE_LAMBDA {
-        Pack<V> products[2];
-        const auto column = static_cast<std::size_t>(2 * token);
-        if constexpr (kRanks != kFormed) {
-          const float* HWY_RESTRICT p =
-              work.p.data + column / size * static_cast<std::size_t>(work.p.panel) + column % size;
-          products[0] = products[1] = Fill<V>(0.0f);
-          const auto add = [&](std::size_t r, const Pack<V>& factor) ATTNOPS_INLINE_LAMBDA {
-            products[0] = MulAdd(factor, Fill<V>(p[r * size]), products[0]);
-            products[1] = MulAdd(factor, Fill<V>(p[r * size + 1]), products[1]);
-          };
-          if constexpr (kRanks > 0) {
-            ForEach<kRanks>([&](auto r) ATTNOPS_INLINE_LAMBDA { add(r(), factors[r()]); });
-          } else {
-            for (std::size_t r = 0; r < ranks; ++r) {
-              add(r, MakePack<V>([&](int i) ATTNOPS_INLINE_LAMBDA {
-                    return hn::Load(d, rows[i] + r * size);
-                  }));
-            }
-          }
-        } else {
-          ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-            const float* row = rows[i()] + column * size;
-            products[0].v[i()] = hn::Load(d, row);
-            products[1].v[i()] = hn::Load(d, row + size);
-          });
-        }
-        if constexpr (kScaled) {
-          for (int r = 0; r < 2; ++r) {
-            products[r] = Mul(products[r], Fill<V>(*scales * work.pairs.scales[2 * token + r]));
-          }
-        }
-        float* to = scores + token * heads;
-        WithTwoRanks(at + begin, readable - begin, V, [&](const auto& load) ATTNOPS_INLINE_LAMBDA {
-          ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-            const Chunk a = load(i());
-            const VF sum =
-                hn::MulAdd(a.v[1], products[1].v[i()], hn::Mul(a.v[0], products[0].v[i()]));
-            hn::Store(sum, d, to + i() * kLanes);
-            most.v[i()] = hn::Max(sum, most.v[i()]);  // never a NaN where there is a head
-          });
-        });
-      });
-  ForEach<V>([&](auto i) ATTNOPS_INLINE_LAMBDA {
-    hn::Store(most.v[i()], d, new_max + (first + i()) * kLanes);
-  });
-}
-
-// All heads. aq and the sums of two ranks and three vectors fit into the registers.
-template <typename S, int kRanks>
-HWY_NOINLINE void ScoreAllPairs(const DecodeBlock& block, const float* max, float* new_max) {
+  const std::int64_t tokens = block.tokens.size();
+  const Rows<const BFloat16> keys = KeyRows<S>(block);
+  const LeftPairs left = LeftOfRows(keys, 2 * tokens, problem.D, work.pairs.rows);
+  Prefetcher nothing;
+  MultiplyPairs<Left::kStraight>(work.pairs.dot, left.left, work.pairs.left, 2 * tokens, left.depth,
+                                 ChunksOf(block.heads.size()), AddToMatrix{work.t, false, nothing});
+  if constexpr (kScaled) ScaleByTokens(block, problem.ak);
+  const HeadRows<S> ak(block, problem.ak);
   const std::int64_t vectors = DivideUp(block.heads.size(), kLanes);
-  for (std::int64_t v = 0; v < vectors;) {
-    const std::int64_t left = vectors - v;
-    if (left == 3 || left > 4) {
-      ScorePairs<S, 3, kRanks>(block, v, max, new_max);
-      v += 3;
-    } else if (left > 1) {
-      ScorePairs<S, 2, kRanks>(block, v, max, new_max);
-      v += 2;
-    } else {
-      ScorePairs<S, 1, kRanks>(block, v, max, new_max);
-      v += 1;
+  for (std::int64_t v = 0; v < vectors; ++v) {
+    const auto n = static_cast<std::size_t>(
+        std::min<std::int64_t>(2 * kLanes, 2 * (block.heads.size() - v * kLanes)));
+    VF most = hn::Load(d, max + v * kLanes);
+    for (std::int64_t token = 0; token < tokens; ++token) {
+      const Chunk a = LoadTwoRanks(static_cast<const S*>(ak.rows[token]) + v * 2 * kLanes, n);
+      VF sums[2];
+      for (int r = 0; r < 2; ++r) {
+        sums[r] = hn::Load(d, VectorOf(work.t, v, 2 * token + r));
+        if constexpr (kScaled) {
+          sums[r] = hn::Mul(sums[r], hn::Set(d, work.pairs.scales[2 * token + r]));
+        }
+      }
+      const VF score = hn::MulAdd(a.v[1], sums[1], hn::Mul(a.v[0], sums[0]));
+      hn::Store(score, d, work.pairs.weights + token * work.pairs.heads + v * kLanes);
+      most = hn::Max(score, most);  // never a NaN where there is a head
     }
+    hn::Store(most, d, new_max + v * kLanes);
   }
 }
 
@@ -231,63 +219,52 @@ HWY_INLINE VF ExpOfScores(const DecodeBlock& block, std::int64_t v, VF max) {
 // bv in pairs of a token's ranks: rows are tokens. work.pairs.scales gets the scales of int8.
 template <typename S>
 HWY_INLINE void PairValues(const DecodeBlock& block) {
-  const DecodeProblem& problem = block.problem;
-  const CacheFactor& bv = problem.bv;
-  block.ForEachToken<S>(bv, 2 * problem.E,
-                        [&](std::int64_t token, const S* at, std::int64_t,
-                            const float* scales) ATTNOPS_INLINE_LAMBDA {
-                          if constexpr (std::is_same_v<S, std::int8_t>) {
-                            for (std::int64_t r = 0; r < 2; ++r) {
-                              block.work.pairs.scales[2 * token + r] = scales[r * bv.scale_row];
-                            }
-                          }
-                          ForEachChunk(problem.E, [&](std::int64_t column, std::size_t n,
-                                                      std::int64_t chunk) ATTNOPS_INLINE_LAMBDA {
-                            StorePairs(PairsOfRows(LoadPackedNumbers(at + column, n),
-                                                   LoadPackedNumbers(at + bv.row + column, n)),
-                                       RowOf(block.work.pairs.right, chunk, token));
-                          });
-                        });
+  const CacheFactor& bv = block.problem.bv;
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  // Copies, which the stores below cannot change.
+  const std::int64_t row = bv.row, scale_row = bv.scale_row;
+  const std::int64_t columns = block.problem.E, whole = columns / size * size;
+  const Panels to = block.work.pairs.right;
+  float* to_scales = block.work.pairs.scales;
+  block.ForEachToken<S>(bv, 2 * columns,
+                        [=](std::int64_t token, const S* at, std::int64_t, const float* scales)
+                            ATTNOPS_INLINE_LAMBDA {
+                              if constexpr (std::is_same_v<S, std::int8_t>) {
+                                for (std::int64_t r = 0; r < 2; ++r)
+                                  to_scales[2 * token + r] = scales[r * scale_row];
+                              }
+                              float* pairs = to.data + token * size;
+                              const auto store = [&](std::int64_t column,
+                                                     std::size_t n) ATTNOPS_INLINE_LAMBDA {
+                                StorePairs(PairsOfRows(LoadPackedNumbers(at + column, n),
+                                                       LoadPackedNumbers(at + row + column, n)),
+                                           pairs);
+                                pairs += to.panel;
+                              };
+                              for (std::int64_t column = 0; column < whole; column += size) {
+                                store(column, ChunkSize());
+                              }
+                              if (whole < columns)
+                                store(whole, static_cast<std::size_t>(columns - whole));
+                            });
 }
 
-// The weights p·av of a block, rounded, in the place of p: pairs of the ranks.
+// The weights p·av of a block, rounded, in the place of p: pairs of the ranks. Where a NaN would
+// not survive this rounding, the sum of its head is one.
 template <typename S>
 HWY_INLINE void PairWeights(const DecodeBlock& block) {
-  const DF d;
-  const DecodeProblem& problem = block.problem;
-  const DecodeWorkspace& work = block.work;
-  constexpr bool kScaled = std::is_same_v<S, std::int8_t>;
-  const std::int64_t vectors = DivideUp(block.heads.size(), kLanes);
-  ForEachTokenOfHeads<S>(
-      block, problem.av,
-      [&](std::int64_t token, const S* at, std::int64_t readable, const float* scales)
-          ATTNOPS_INLINE_LAMBDA {
-            [[maybe_unused]] Chunk factor;
-            if constexpr (kScaled) {
-              const float* of_values = work.pairs.scales + 2 * token;
-              factor = {{hn::Set(d, *scales * of_values[0]), hn::Set(d, *scales * of_values[1])}};
-            }
-            float* weights = work.pairs.weights + token * work.pairs.heads;
-            const auto weigh = [&](const auto& load) ATTNOPS_INLINE_LAMBDA {
-              for (std::int64_t v = 0; v < vectors; ++v) {
-                Chunk a = load(v);
-                if constexpr (kScaled) a = Mul(a, factor);
-                const VF p = hn::Load(d, weights + v * kLanes);
-                // Where a NaN would not survive this rounding, the sum of its head is one.
-                const auto pairs =
-                    ToStored<Payload::kUpper>(Mul(a, Fill<2>(p)), static_cast<BFloat16*>(nullptr));
-                hn::Store(hn::BitCast(d, pairs.v[0]), d, weights + v * kLanes);
-              }
-            };
-            WithTwoRanks(at, readable, vectors, weigh);
-          });
+  const RankPairSpace& pairs = block.work.pairs;
+  if constexpr (std::is_same_v<S, std::int8_t>) ScaleByTokens(block, block.problem.av);
+  const HeadRows<S> av(block, block.problem.av);
+  RankPairsFor(pairs.dot).weigh(
+      {block.tokens.size(), av.Of(block), pairs.scales, pairs.weights, pairs.heads});
 }
 
 // Decoding with these products, as AttendTokensAs takes it.
 struct TwoRankForm {
   static void Prepare(const DecodeProblem& problem, std::int64_t batch, Range heads,
                       bool through_rank, const DecodeWorkspace& work) {
-    if (through_rank) return RoundQueryRows(problem, batch, work);
+    if (through_rank) return PrepareRanks(problem, batch, heads, work);
     FormQueries(problem, batch, heads, work);
     PairRows(work.q, Padded(problem.D), ChunksOf(heads.size()), work.pairs.left);
   }
@@ -298,13 +275,10 @@ struct TwoRankForm {
     const std::int64_t heads = block.heads.size(), vectors = DivideUp(heads, kLanes);
     WithPairStorage(block.problem.storage, [&](auto storage) HWY_ATTR {
       using S = typename decltype(storage)::Type;
-      MultiplyPairedKeys<S>(block, through_rank);
-      if (!through_rank) {
-        ScoreAllPairs<S, kFormed>(block, max, work.max);
-      } else if (block.problem.Rq == kPublishedRanks) {
-        ScoreAllPairs<S, kPublishedRanks>(block, max, work.max);
+      if (through_rank) {
+        ScoreThroughRanks<S>(block, max, work.max);
       } else {
-        ScoreAllPairs<S, kAnyRanks>(block, max, work.max);
+        ScoreFormed<S>(block, max, work.max);
       }
       for (std::int64_t v = 0; v < vectors; ++v) {
         const VF most = hn::Load(d, work.max + v * kLanes);

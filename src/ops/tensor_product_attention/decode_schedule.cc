@@ -107,7 +107,7 @@ class DecodeCall {
     const std::int64_t key_rows = block * problem_.Rk;
     const std::int64_t rows = std::max(key_rows, block * problem_.Rv);
     const std::int64_t columns = std::max(problem_.D, problem_.E);
-    const bool through_rank = problem_.through_rank, in_pairs = problem_.InRankPairs();
+    const bool through_rank = problem_.through_rank;
     work.aq.Plan(plan, through_rank ? problem_.Rq : 0, heads, chunk);
     work.q.Plan(plan, features, heads, chunk);
     work.t.Plan(plan, key_rows, heads, chunk);
@@ -117,8 +117,7 @@ class DecodeCall {
     plan.AddForWorkers(work.max, Places(heads));
     plan.AddForWorkers(work.sum, Places(heads));
     plan.AddForWorkers(work.factor, Places(heads));
-    if (in_pairs) {
-      work.p.Plan(plan, through_rank ? problem_.Rq : 0, key_rows, chunk);
+    if (problem_.InRankPairs()) {
       work.pairs.Plan(plan, problem_, heads, chunk);
       return;
     }

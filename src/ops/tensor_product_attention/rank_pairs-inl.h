@@ -42,22 +42,6 @@ HWY_INLINE Chunk LoadTwoRanks(const S* from, std::size_t n) {
     return SplitPacked<S>(LoadPackedN(from, n));
   }
 }
-// Calls f(load), where load(i) gives those of vector i of a token, of which `readable` numbers may
-// be loaded. Nearly always they are whole vectors.
-template <typename S, class F>
-HWY_INLINE void WithTwoRanks(const S* from, std::int64_t readable, std::int64_t vectors,
-                             const F& f) {
-  const auto size = static_cast<std::int64_t>(ChunkSize());
-  if (HWY_LIKELY(vectors * size <= readable)) {
-    f([&](std::int64_t i)
-          ATTNOPS_INLINE_LAMBDA { return LoadTwoRanks(from + i * size, ChunkSize()); });
-  } else {
-    f([&](std::int64_t i) ATTNOPS_INLINE_LAMBDA {
-      const std::int64_t n = std::clamp<std::int64_t>(readable - i * size, 0, size);
-      return LoadTwoRanks(from + i * size, static_cast<std::size_t>(n));
-    });
-  }
-}
 // n numbers of a row as bfloat16, two in each lane; the others are 0. No int8 needs rounding.
 template <typename S>
 HWY_INLINE VU LoadPackedNumbers(const S* from, std::size_t n) {
@@ -70,26 +54,9 @@ HWY_INLINE VU LoadPackedNumbers(const S* from, std::size_t n) {
   }
 }
 
-// Calls f(token, from, readable, scales) with the factors of the block's heads, pair after pair.
-template <typename S, class F>
-HWY_INLINE void ForEachTokenOfHeads(const DecodeBlock& block, const CacheFactor& factor,
-                                    const F& f) {
-  const std::int64_t heads = block.heads.size(), begin = block.heads.begin * factor.row;
-  block.ForEachToken<S>(factor, 2 * block.problem.H,
-                        [&](std::int64_t token, const S* at, std::int64_t readable,
-                            const float* scales) ATTNOPS_INLINE_LAMBDA {
-                          const S* from = at + begin;
-                          readable -= begin;
-                          if (HWY_UNLIKELY(factor.row != 2)) {
-                            auto* pairs = reinterpret_cast<S*>(block.work.row);
-                            for (std::int64_t h = 0; h < heads; ++h) {
-                              std::memcpy(pairs + 2 * h, from + h * factor.row, 2 * sizeof(S));
-                            }
-                            from = pairs;
-                            readable = 2 * heads;
-                          }
-                          f(token, from, readable, scales);
-                        });
+// Two numbers rounded to bfloat16, as a pair.
+HWY_INLINE std::uint32_t RoundToPair(float first, float second) {
+  return hn::GetLane(RoundToPairs(Fill<2>(first), Fill<2>(second)).v[0]);
 }
 
 // Vector v of a row of a matrix whose columns are heads.

@@ -79,17 +79,19 @@ struct PairSpace {
   Rows<BFloat16> rows;  // of the left operand
   Panels left, right;
 };
-// The same for ranks that are pairs (DecodeProblem::InRankPairs).
+// The same for ranks that are pairs (DecodeProblem::InRankPairs, rank_pairs.h).
 struct RankPairSpace {
   DotTile dot = nullptr;
-  Rows<BFloat16> queries;  // (R_q, D): bq
-  Rows<BFloat16> rows;     // (tokens·R_k, D): bk
-  Panels left;             // (D/2, heads): q
-  Panels right;            // (D/2, tokens·R_k): bk transposed, then (tokens, E): bv
+  std::uint32_t *bq, *aq;   // RankScores::bq, aq
+  std::uint32_t* products;  // RankScores::products
+  Rows<BFloat16> rows;      // (tokens·R_k, D): bk, where the cache's rows do not serve
+  float* factors;  // (tokens, heads) pairs of ak or av, where the cache's rows do not serve
+  Panels left;     // (D/2, heads): q
+  Panels right;    // (tokens, E): bv
   // (tokens, heads), `heads` numbers from row to row: scores, then weights in pairs.
   float* weights;
   std::int64_t heads;
-  float* scales;  // of the rows of bk, then of bv, if they are int8
+  float* scales;  // (tokens, 2): RankScores::scales, then RankWeights::scales
 };
 
 // A worker's matrices, float32. Columns of bk, bv and q are in the cache type's storage order,
@@ -99,7 +101,7 @@ struct DecodeWorkspace {
   Panels bq;   // (D, R_q)
   Panels q;    // (D, heads)
   Panels b;    // (tokens·R_k, D), then (tokens·R_v, E)
-  Panels p;    // (tokens·R_k, R_q): bk·bqᵀ, or its transpose if ranks are pairs
+  Panels p;    // (tokens·R_k, R_q): bk·bqᵀ
   Panels t;    // (tokens·R_k, heads): q·bkᵀ, transposed
   Panels a;    // (tokens·R_k, heads) of ak, then (tokens·R_v, heads) of av, which become weights
   Panels s;    // (tokens, heads): scores

@@ -9,6 +9,7 @@
 #include "src/core/scratch.h"
 #include "src/core/scratch_plan.h"
 #include "src/gemm/panels.h"
+#include "src/ops/tensor_product_attention/rank_pairs.h"
 #include "src/ops/tensor_product_attention/ranks.h"
 
 namespace attnops::tensor_product_attention {
@@ -54,7 +55,7 @@ struct PairSpaces {
 // The memory of a decoding step whose ranks are pairs.
 struct RankPairSpaces {
   DotTile dot = nullptr;
-  Arrays queries, rows, weights, scales;
+  Arrays bq, aq, products, rows, factors, weights, scales;
   std::int64_t stride = 0, heads = 0;
   Matrices left, right;
 
@@ -62,23 +63,36 @@ struct RankPairSpaces {
             std::int64_t chunk) {
     dot = problem.dot;
     const std::int64_t block = problem.BlockTokens(), key_rows = 2 * block;
+    const std::int64_t ranks = problem.through_rank ? RoundUp(problem.Rq, RankScores::kRanks) : 0;
     stride = RoundUp(problem.D, chunk) + chunk;
     heads = RoundUp(most_heads, chunk);
-    plan.AddForWorkers(queries, DivideUp(problem.Rq * stride, 2));
+    plan.AddForWorkers(bq, 2 * ranks * DivideUp(problem.D, RankScores::kFeatures));
+    plan.AddForWorkers(aq, RoundUp(most_heads, std::int64_t{RankScores::kLanes}) * ranks / 2);
+    plan.AddForWorkers(products, block * ranks);
     plan.AddForWorkers(rows, DivideUp(key_rows * stride, 2));
+    const bool serve = problem.ak.row == 2 && problem.av.row == 2;
+    plan.AddForWorkers(factors, serve ? 0 : block * heads);
     plan.AddForWorkers(weights, block * heads + chunk);  // the last tile may read past the end
     plan.AddForWorkers(scales, key_rows);
     left.Plan(plan, RoundUp(problem.D, chunk) / 2, most_heads, chunk);
-    right.Plan(plan, std::max(RoundUp(problem.D, chunk) / 2, block), std::max(key_rows, problem.E),
-               chunk);
+    right.Plan(plan, block, problem.E, chunk);
   }
   RankPairSpace At(std::int64_t i) const {
     if (dot == nullptr) return {};
-    const auto of = [&](const Arrays& arrays) {
-      return Rows<BFloat16>{reinterpret_cast<BFloat16*>(arrays.At(i)), stride};
+    const auto words = [&](const Arrays& arrays) {
+      return reinterpret_cast<std::uint32_t*>(arrays.At(i));
     };
-    return {dot,         of(queries),   of(rows), left.At(i),
-            right.At(i), weights.At(i), heads,    scales.At(i)};
+    return {dot,
+            words(bq),
+            words(aq),
+            words(products),
+            {reinterpret_cast<BFloat16*>(rows.At(i)), stride},
+            factors.At(i),
+            left.At(i),
+            right.At(i),
+            weights.At(i),
+            heads,
+            scales.At(i)};
   }
 };
 
