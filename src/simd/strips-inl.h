@@ -136,6 +136,14 @@ HWY_INLINE void PrefetchRow(const T* row, std::int64_t n) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
   for (std::int64_t i = 0; i < n; i += kLine) hwy::Prefetch(row + i);
 }
+// The n elements from j on of each part of a row.
+template <int kParts, typename T>
+HWY_INLINE void PrefetchStrip(const RowShape& shape, const T* row, std::size_t j, std::size_t n) {
+  for (int part = 0; part < kParts; ++part) {
+    PrefetchRow(row + static_cast<std::size_t>(part) * shape.part + j,
+                static_cast<std::int64_t>(n));
+  }
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace attnops

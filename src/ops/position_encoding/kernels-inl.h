@@ -29,23 +29,22 @@ void AddColumns(const Problem& problem, const Region& region, const AngleTable& 
   const RowShape shape = ShapeOf(problem, table);
   for (std::int64_t b = region.batch_begin; b < region.batch_end; ++b) {
     for (std::int64_t h = region.head_begin; h < region.head_end; ++h) {
-      // The next head's rows are fetched meanwhile: they are far apart.
-      if (h + 1 < region.head_end) {
-        for (std::int64_t t = region.token_begin; t < region.token_end; ++t) {
-          PrefetchRow(RowAt<T>(problem.x, b, h + 1, t), kParts * problem.part);
-          if constexpr (kPass == Pass::kBackward) {
-            PrefetchRow(RowAt<T>(problem.d_out, b, h + 1, t), 2 * problem.part);
-          }
-        }
-      }
+      // The same of the next head, or of the next batch's first one, is fetched meanwhile, line by
+      // line: its rows are far apart, and all at once would be more lines than can be under way.
+      const bool last = h + 1 == region.head_end;
+      const std::int64_t next_b = last ? std::min(b + 1, region.batch_end - 1) : b;
+      const std::int64_t next_h = last ? region.head_begin : h + 1;
       const auto x_of = [&]<int K>(std::int64_t t, std::size_t j,
                                    std::size_t n) ATTNOPS_INLINE_LAMBDA {
-        return LoadStrip<kParts, K>(shape, RowAt<T>(problem.x, b, h, region.token_begin + t), j, n);
+        const std::int64_t token = region.token_begin + t;
+        PrefetchStrip<kParts>(shape, RowAt<T>(problem.x, next_b, next_h, token), j, n);
+        return LoadStrip<kParts, K>(shape, RowAt<T>(problem.x, b, h, token), j, n);
       };
       const auto dy_of = [&]<int K>(std::int64_t t, std::size_t j,
                                     std::size_t n) ATTNOPS_INLINE_LAMBDA {
-        const auto d =
-            LoadStrip<2, K>(shape, RowAt<T>(problem.d_out, b, h, region.token_begin + t), j, n);
+        const std::int64_t token = region.token_begin + t;
+        PrefetchStrip<2>(shape, RowAt<T>(problem.d_out, next_b, next_h, token), j, n);
+        const auto d = LoadStrip<2, K>(shape, RowAt<T>(problem.d_out, b, h, token), j, n);
         const TableAngles angles{table.Cos(t, h - region.head_begin), shape.width};
         return DecodeStrip<E, K, T>(shape, d, angles, j, n);
       };
