@@ -20,10 +20,10 @@
 #include "src/gemm/epilogues-inl.h"
 #include "src/gemm/multiply_pairs-inl.h"
 #include "src/gemm/pairs-inl.h"
+#include "src/gemm/rank_pairs.h"
 #include "src/ops/tensor_product_attention/decode_block-inl.h"
 #include "src/ops/tensor_product_attention/forward-inl.h"
 #include "src/ops/tensor_product_attention/rank_pairs-inl.h"
-#include "src/ops/tensor_product_attention/rank_pairs.h"
 #include "src/rowops/softmax-inl.h"
 #include "src/simd/capabilities-inl.h"
 

@@ -9,7 +9,7 @@
 #include "src/core/scratch.h"
 #include "src/core/scratch_plan.h"
 #include "src/gemm/panels.h"
-#include "src/ops/tensor_product_attention/rank_pairs.h"
+#include "src/gemm/rank_pairs.h"
 #include "src/ops/tensor_product_attention/ranks.h"
 
 namespace attnops::tensor_product_attention {

@@ -1,6 +1,6 @@
-// Scores and weights with AVX512_BF16, by intrinsics with a target attribute (as
-// src/gemm/microkernel_bf16_avx512.cc).
-#include "src/ops/tensor_product_attention/rank_pairs.h"
+// Scores and weights of pairs of ranks with AVX512_BF16, by intrinsics with a target attribute (as
+// microkernel_bf16_avx512.cc).
+#include "src/gemm/rank_pairs.h"
 
 #if defined(__x86_64__)
 
@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace attnops::tensor_product_attention {
+namespace attnops {
 namespace {
 
 #define ATTNOPS_BF16_ATTRIBUTE \
@@ -246,14 +246,14 @@ const RankPairKernels& RankPairsAvx512() {
   return kKernels;
 }
 
-}  // namespace attnops::tensor_product_attention
+}  // namespace attnops
 
 #else
 
-namespace attnops::tensor_product_attention {
+namespace attnops {
 
 const RankPairKernels& RankPairsAvx512() { return RankPairsPlain(); }
 
-}  // namespace attnops::tensor_product_attention
+}  // namespace attnops
 
 #endif

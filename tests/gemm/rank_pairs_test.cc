@@ -1,6 +1,6 @@
 // Scores and weights of pairs of ranks: what they compute, in plain code, and the same bits by the
 // instructions where the CPU has them.
-#include "src/ops/tensor_product_attention/rank_pairs.h"
+#include "src/gemm/rank_pairs.h"
 
 #include <gtest/gtest.h>
 
@@ -12,10 +12,10 @@
 #include "src/core/numeric.h"
 #include "tests/support/random.h"
 
-namespace attnops::tensor_product_attention {
+namespace attnops {
 namespace {
 
-using ::attnops::testing::RandomNormal;
+using testing::RandomNormal;
 
 constexpr std::int64_t kLanes = RankScores::kLanes;
 
@@ -265,4 +265,4 @@ TEST(RankPairs, SameBitsByInstructions) {
 }
 
 }  // namespace
-}  // namespace attnops::tensor_product_attention
+}  // namespace attnops

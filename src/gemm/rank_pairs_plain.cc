@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "src/core/numeric.h"
-#include "src/ops/tensor_product_attention/rank_pairs.h"
+#include "src/gemm/rank_pairs.h"
 
-namespace attnops::tensor_product_attention {
+namespace attnops {
 namespace {
 
 constexpr int kLanes = RankScores::kLanes;
@@ -112,4 +112,4 @@ const RankPairKernels& RankPairsPlain() {
   return kKernels;
 }
 
-}  // namespace attnops::tensor_product_attention
+}  // namespace attnops

@@ -1,7 +1,7 @@
-// Scores and weights of a decoding step whose two ranks of a token are a pair, in bfloat16
-// products: functions, so that each way to compute them is one file.
-#ifndef ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_RANK_PAIRS_H_
-#define ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_RANK_PAIRS_H_
+// Scores and weights of tensor product attention where a token's two ranks are a pair, in bfloat16
+// products that are too small for a tile: functions, so that each way to compute them is one file.
+#ifndef ATTNOPS_SRC_GEMM_RANK_PAIRS_H_
+#define ATTNOPS_SRC_GEMM_RANK_PAIRS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "attnops/types.h"
 #include "src/gemm/dot_tile.h"
 
-namespace attnops::tensor_product_attention {
+namespace attnops {
 
 // Pairs of bfloat16 are 32 bits, the first number in the lower half. A product of two pairs is
 // added to a sum as by a DotTile. Heads are in natural order, `kLanes` of them a vector.
@@ -69,6 +69,6 @@ inline const RankPairKernels& RankPairsFor(DotTile dot) {
   return dot == DotTileAvx512() ? RankPairsAvx512() : RankPairsPlain();
 }
 
-}  // namespace attnops::tensor_product_attention
+}  // namespace attnops
 
-#endif  // ATTNOPS_SRC_OPS_TENSOR_PRODUCT_ATTENTION_RANK_PAIRS_H_
+#endif  // ATTNOPS_SRC_GEMM_RANK_PAIRS_H_
