@@ -29,6 +29,7 @@ PRECISIONS = ("highest", "high", "medium")
 TENSORS = dict[str, torch.Tensor]
 HEADS, TOKENS, DIM, RANK = 4, 512, 64, 8
 BATCHES = 32  # of tpa_decode, which has few results
+RANKS_HEADS, QUERY_RANK, KEY_RANK = 34, 6, 2  # of a published model
 
 
 def plain(generator: torch.Generator, *shape: int) -> torch.Tensor:
@@ -68,6 +69,29 @@ def decode_inputs(kind: str) -> TENSORS:
     if kind == "large":  # values of different sizes
         found["bv"] *= 1000 * torch.exp(plain(generator, BATCHES, TOKENS, 1))
     elif kind == "cancelling":  # neighbours have the same score and opposite values
+        for name in ("ak", "bk", "bv"):
+            found[name][:, 1::2] = found[name][:, ::2]
+        found["av"][:, 1::2] = -0.9 * found["av"][:, ::2]
+    elif kind == "dominant head":
+        found["av"][:, :, 0] *= 1000
+    return {name: tensor.bfloat16() for name, tensor in found.items()}
+
+
+def rank_inputs(kind: str) -> TENSORS:
+    """The same with the ranks of the published models."""
+    generator = torch.Generator().manual_seed(2024)
+    batches = BATCHES // 4
+    found = {
+        "aq": plain(generator, batches, 1, RANKS_HEADS, QUERY_RANK),
+        "ak": plain(generator, batches, TOKENS, RANKS_HEADS, KEY_RANK),
+        "av": plain(generator, batches, TOKENS, RANKS_HEADS, KEY_RANK),
+        "bq": plain(generator, batches, 1, QUERY_RANK, DIM),
+        "bk": plain(generator, batches, TOKENS, KEY_RANK, DIM),
+        "bv": plain(generator, batches, TOKENS, KEY_RANK, DIM),
+    }
+    if kind == "large":
+        found["bv"] *= 1000 * torch.exp(plain(generator, batches, TOKENS, 1, 1))
+    elif kind == "cancelling":
         for name in ("ak", "bk", "bv"):
             found[name][:, 1::2] = found[name][:, ::2]
         found["av"][:, 1::2] = -0.9 * found["av"][:, ::2]
@@ -134,6 +158,20 @@ def tpa(
     return torch.einsum("bhm,bme->bhe", weights, bv)[:, None]
 
 
+def tpa_of_ranks(
+    aq: torch.Tensor,
+    ak: torch.Tensor,
+    av: torch.Tensor,
+    bq: torch.Tensor,
+    bk: torch.Tensor,
+    bv: torch.Tensor,
+) -> torch.Tensor:
+    q = torch.einsum("bnhr,bnrd->bhd", aq, bq) / QUERY_RANK
+    scores = (torch.einsum("bhd,bmsd->bmhs", q, bk) * ak).sum(-1) * (DIM**-0.5 / KEY_RANK)
+    weights = torch.softmax(scores, 1)[..., None] * av / KEY_RANK
+    return torch.einsum("bmhu,bmue->bhe", weights, bv)[:, None]
+
+
 Form = Callable[..., torch.Tensor]
 
 
@@ -168,6 +206,12 @@ def operators() -> Iterator[tuple[str, Callable[[str], TENSORS], Callable[[str],
         decode_inputs,
         lambda p: lambda *args: attnops.tpa_decode(*args, precision=p),
         tpa,
+    )
+    yield (
+        "tpa_decode, ranks 6/2/2",
+        rank_inputs,
+        lambda p: lambda *args: attnops.tpa_decode(*args, precision=p),
+        tpa_of_ranks,
     )
 
 
@@ -208,7 +252,8 @@ def measure() -> list[dict]:
     """A line for each operator, pass and kind of input."""
     lines = []
     for name, inputs, own, torch_form in operators():
-        for direction in ("forward", "backward") if name != "tpa_decode" else ("forward",):
+        decodes = name.startswith("tpa_decode")
+        for direction in ("forward",) if decodes else ("forward", "backward"):
             for kind in KINDS:
                 tensors = inputs(kind)
                 backward = direction == "backward"
