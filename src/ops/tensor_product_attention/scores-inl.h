@@ -16,7 +16,6 @@
 #include "src/gemm/multiply-inl.h"
 #include "src/ops/tensor_product_attention/block-inl.h"
 #include "src/simd/capabilities-inl.h"
-#include "src/simd/strips-inl.h"
 #include "src/simd/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -124,12 +123,6 @@ HWY_INLINE Chunk ScoresThroughRank(const Block<T>& block, std::int64_t c, Chunk 
   const float* HWY_RESTRICT aq = RowOf(work.aq, c, 0);
   for (std::int64_t first = 0; first < tokens.size(); first += kTokenRows) {
     constexpr std::size_t kRow = kRankLanes ? kLanes : 1;
-    if (kRankLanes && c == 0) {
-      // Rows of bv, from L2 for their pairs of tokens.
-      for (std::int64_t i = first; i < std::min(first + kTokenRows, tokens.size()); ++i) {
-        PrefetchRow(RowOf<T>(problem.bv, block.batch, tokens.begin + i), problem.E);
-      }
-    }
     const Pack<2 * kTokenRows> sums = AddSteps<kTokenRows, 1>(
         kRankLanes ? work.t.data + first * kLanes : ColumnsFrom(work.t, first).data,
         [](auto row) ATTNOPS_INLINE_LAMBDA { return static_cast<std::size_t>(row()) * kRow; },
