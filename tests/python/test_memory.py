@@ -126,7 +126,7 @@ def test_results_of_different_sizes_share_pages():
 
     assert turn()
     before = page_faults()
-    assert all([turn() for _ in range(4)])
+    assert all(turn() for _ in range(4))
     assert page_faults() - before < 20
     assert torch.equal(kept, x[:, :700])
     del kept
