@@ -73,27 +73,40 @@ HWY_INLINE Rows<const BFloat16> KeyRows(const DecodeBlock& block) {
   const DecodeProblem& problem = block.problem;
   const CacheFactor& bk = problem.bk;
   if constexpr (std::is_same_v<S, BFloat16>) {
-    if (problem.sequences.page_table == nullptr && bk.token == 2 * bk.row &&
-        problem.D % RankScores::kFeatures == 0) {
-      return {
-          static_cast<const S*>(bk.data) + block.batch * bk.page + block.tokens.begin * bk.token,
-          bk.row};
+    const std::int64_t first = block.tokens.begin;
+    const bool paged = problem.sequences.page_table != nullptr;
+    const std::int64_t slot = paged ? first % problem.page_size : first;
+    const bool in_one_page = !paged || slot + block.tokens.size() <= problem.page_size;
+    if (in_one_page && bk.token == 2 * bk.row && problem.D % RankScores::kFeatures == 0) {
+      return {static_cast<const S*>(bk.data) + problem.PageOf(block.batch, first) * bk.page +
+                  slot * bk.token,
+              bk.row};
     }
   }
-  const Rows<BFloat16>& copy = block.work.pairs.rows;
+  // Copies, which the stores below cannot change.
+  const Rows<BFloat16> copy = block.work.pairs.rows;
+  const auto size = static_cast<std::int64_t>(ChunkSize());
+  const std::int64_t row = bk.row, scale_row = bk.scale_row;
+  const std::int64_t columns = problem.D, whole = columns / size * size;
+  float* to_scales = block.work.pairs.scales;
   block.ForEachToken<S>(
-      bk, 2 * problem.D,
-      [&](std::int64_t token, const S* at, std::int64_t, const float* scales)
+      bk, 2 * columns,
+      [=](std::int64_t token, const S* at, std::int64_t, const float* scales)
           ATTNOPS_INLINE_LAMBDA {
             for (std::int64_t r = 0; r < 2; ++r) {
               if constexpr (std::is_same_v<S, std::int8_t>) {
-                block.work.pairs.scales[2 * token + r] = scales[r * bk.scale_row];
+                to_scales[2 * token + r] = scales[r * scale_row];
               }
-              ForEachChunk(problem.D, [&](std::int64_t column, std::size_t n,
-                                          std::int64_t) ATTNOPS_INLINE_LAMBDA {
-                hn::StoreU(hn::BitCast(DU16(), LoadPackedNumbers(at + r * bk.row + column, n)),
-                           DU16(), reinterpret_cast<std::uint16_t*>(copy[2 * token + r] + column));
-              });
+              const S* from = at + r * row;
+              auto* to = reinterpret_cast<std::uint16_t*>(copy[2 * token + r]);
+              const auto store = [&](std::int64_t column, std::size_t n) ATTNOPS_INLINE_LAMBDA {
+                hn::StoreU(hn::BitCast(DU16(), LoadPackedNumbers(from + column, n)), DU16(),
+                           to + column);
+              };
+              for (std::int64_t column = 0; column < whole; column += size) {
+                store(column, ChunkSize());
+              }
+              if (whole < columns) store(whole, static_cast<std::size_t>(columns - whole));
             }
           });
   return {copy.data, copy.stride};
