@@ -55,43 +55,27 @@ def attention_inputs(kind: str) -> TENSORS:
     return {name: tensor.bfloat16() for name, tensor in found.items()}
 
 
-def decode_inputs(kind: str) -> TENSORS:
-    """The factors of tpa_decode."""
+def decode_inputs(
+    kind: str,
+    batches: int = BATCHES,
+    heads: int = HEADS,
+    query_rank: int = RANK,
+    key_rank: tuple[int, ...] = (),
+) -> TENSORS:
+    """The factors of tpa_decode; those of rank 1 have no axis for the rank of keys."""
     generator = torch.Generator().manual_seed(2024)
     found = {
-        "aq": plain(generator, BATCHES, 1, HEADS, RANK),
-        "ak": plain(generator, BATCHES, TOKENS, HEADS),
-        "av": plain(generator, BATCHES, TOKENS, HEADS),
-        "bq": plain(generator, BATCHES, 1, RANK, DIM),
-        "bk": plain(generator, BATCHES, TOKENS, DIM),
-        "bv": plain(generator, BATCHES, TOKENS, DIM),
+        "aq": plain(generator, batches, 1, heads, query_rank),
+        "ak": plain(generator, batches, TOKENS, heads, *key_rank),
+        "av": plain(generator, batches, TOKENS, heads, *key_rank),
+        "bq": plain(generator, batches, 1, query_rank, DIM),
+        "bk": plain(generator, batches, TOKENS, *key_rank, DIM),
+        "bv": plain(generator, batches, TOKENS, *key_rank, DIM),
     }
     if kind == "large":  # values of different sizes
-        found["bv"] *= 1000 * torch.exp(plain(generator, BATCHES, TOKENS, 1))
+        sizes = plain(generator, batches, TOKENS, *(1 for _ in key_rank), 1)
+        found["bv"] *= 1000 * torch.exp(sizes)
     elif kind == "cancelling":  # neighbours have the same score and opposite values
-        for name in ("ak", "bk", "bv"):
-            found[name][:, 1::2] = found[name][:, ::2]
-        found["av"][:, 1::2] = -0.9 * found["av"][:, ::2]
-    elif kind == "dominant head":
-        found["av"][:, :, 0] *= 1000
-    return {name: tensor.bfloat16() for name, tensor in found.items()}
-
-
-def rank_inputs(kind: str) -> TENSORS:
-    """The same with the ranks of the published models."""
-    generator = torch.Generator().manual_seed(2024)
-    batches = BATCHES // 4
-    found = {
-        "aq": plain(generator, batches, 1, RANKS_HEADS, QUERY_RANK),
-        "ak": plain(generator, batches, TOKENS, RANKS_HEADS, KEY_RANK),
-        "av": plain(generator, batches, TOKENS, RANKS_HEADS, KEY_RANK),
-        "bq": plain(generator, batches, 1, QUERY_RANK, DIM),
-        "bk": plain(generator, batches, TOKENS, KEY_RANK, DIM),
-        "bv": plain(generator, batches, TOKENS, KEY_RANK, DIM),
-    }
-    if kind == "large":
-        found["bv"] *= 1000 * torch.exp(plain(generator, batches, TOKENS, 1, 1))
-    elif kind == "cancelling":
         for name in ("ak", "bk", "bv"):
             found[name][:, 1::2] = found[name][:, ::2]
         found["av"][:, 1::2] = -0.9 * found["av"][:, ::2]
@@ -158,14 +142,8 @@ def tpa(
     return torch.einsum("bhm,bme->bhe", weights, bv)[:, None]
 
 
-def tpa_of_ranks(
-    aq: torch.Tensor,
-    ak: torch.Tensor,
-    av: torch.Tensor,
-    bq: torch.Tensor,
-    bk: torch.Tensor,
-    bv: torch.Tensor,
-) -> torch.Tensor:
+def tpa_of_ranks(*factors: torch.Tensor) -> torch.Tensor:
+    aq, ak, av, bq, bk, bv = factors
     q = torch.einsum("bnhr,bnrd->bhd", aq, bq) / QUERY_RANK
     scores = (torch.einsum("bhd,bmsd->bmhs", q, bk) * ak).sum(-1) * (DIM**-0.5 / KEY_RANK)
     weights = torch.softmax(scores, 1)[..., None] * av / KEY_RANK
@@ -209,7 +187,7 @@ def operators() -> Iterator[tuple[str, Callable[[str], TENSORS], Callable[[str],
     )
     yield (
         "tpa_decode, ranks 6/2/2",
-        rank_inputs,
+        lambda kind: decode_inputs(kind, BATCHES // 4, RANKS_HEADS, QUERY_RANK, (KEY_RANK,)),
         lambda p: lambda *args: attnops.tpa_decode(*args, precision=p),
         tpa_of_ranks,
     )

@@ -43,7 +43,7 @@ ATTNOPS_BF16_INLINE void Products(const RankScores& of, std::int64_t first) {
                        16, 14, 12, 10, 8, 6, 4, 2, 0);
   for (std::int64_t group = 0; group < groups; ++group) {
     const std::uint32_t* bq = of.bq + group * of.steps * kLanes;
-    // Four rows have addresses with one base.
+    // Four rows share a base: an offset for each of 16 rows would not fit the registers.
     const std::ptrdiff_t stride = of.key_stride * sizeof(BFloat16);
     const char* keys[(kRows + 3) / 4];
 #pragma GCC unroll 4
@@ -64,7 +64,7 @@ ATTNOPS_BF16_INLINE void Products(const RankScores& of, std::int64_t first) {
 #pragma GCC unroll 4
       for (int i = 0; i < (kRows + 3) / 4; ++i) {
         keys[i] += sizeof(BFloat16) * RankScores::kFeatures;
-        asm("" : "+r"(keys[i]));
+        asm("" : "+r"(keys[i]));  // or the compiler makes those offsets again
       }
     }
 #pragma GCC unroll 8
@@ -174,7 +174,8 @@ ATTNOPS_BF16_ATTRIBUTE void ScoreHeads(const RankScores& of) {
   const std::int64_t vectors = (of.ak.heads + kLanes - 1) / kLanes;
   for (std::int64_t v = 0; v < vectors;) {
     const std::int64_t left = vectors - v;
-    // aq and the sums of up to four vectors fit into the registers; one alone waits for its sums.
+    // aq and the sums of up to four vectors fit into the registers. Five are three and two: the
+    // sums of a single vector are too few to hide their latency.
     const std::int64_t taken = left <= 4 ? left : left == 5 ? 3 : 4;
     switch (taken) {
       case 1:
